@@ -1,0 +1,82 @@
+"""The script `preloadd`: finds the process package that a command names and becomes it.
+
+The process identity and all descriptors are kept (exec), so that whoever started this script
+watches the real thing. Standard library only: a command pays for no other command's imports.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from difflib import get_close_matches
+from typing import NoReturn
+
+from preloadd import __version__
+
+COMMANDS = {
+    "run": ("launcher", "serve one model from this terminal or container, in the foreground"),
+    "rank": ("rank", "one rank daemon; started by `preloadd run` or a service manager"),
+    "supervisor": ("supervisor", "the health endpoint of a group; started by `preloadd run`"),
+}
+
+
+def main() -> None:
+    """Become the package that the first argument names, or print help, version or a hint."""
+    match sys.argv[1:]:
+        case [name, *arguments] if name in COMMANDS:
+            _become(COMMANDS[name][0], arguments)
+        case ["--version" | "-V"]:
+            _print(f"preloadd {__version__}")
+        case ["--help" | "-h" | "help"]:
+            _print(usage())
+        case []:
+            _refuse(usage())
+        case unknown:
+            _refuse(hint(unknown[0]))
+
+
+def usage() -> str:
+    """The commands, one a line."""
+    width = max(map(len, COMMANDS))
+    listed = "\n".join(f"  {name:<{width}}  {what}" for name, (_, what) in COMMANDS.items())
+    return (
+        "usage: preloadd COMMAND [OPTIONS]\n\n"
+        f"commands:\n{listed}\n\n"
+        "`preloadd COMMAND --help` tells the options of a command."
+    )
+
+
+def hint(unknown: str) -> str:
+    """What to tell somebody who wrote a command that there is not."""
+    near = get_close_matches(unknown, COMMANDS, n=1)
+    meant = f": did you mean `preloadd {near[0]}`?" if near else ""
+    return f"preloadd: no command {unknown!r}{meant}\ncommands: {', '.join(COMMANDS)}"
+
+
+def _become(package: str, arguments: Sequence[str]) -> None:
+    environ = dict(os.environ)
+    if not _run_as_module():
+        # `-m` would put the current folder before all installed packages, for every process
+        # that is started from here: a folder with a `vllm` in it must not replace vLLM.
+        environ["PYTHONSAFEPATH"] = "1"
+    argv = [sys.executable, "-m", f"preloadd.{package}", *arguments]
+    os.execve(sys.executable, argv, environ)  # noqa: S606
+
+
+def _run_as_module() -> bool:
+    """Whether this is `python -m preloadd`, whose user counts on the current folder."""
+    return sys.argv[0] == __file__
+
+
+def _print(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+
+
+def _refuse(text: str) -> NoReturn:
+    sys.stderr.write(f"{text}\n")
+    sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,186 @@
+"""What `preloadd run` can be told, validated once and whole, and made into each rank's settings.
+
+Nothing deeper sees an unchecked value. The names of fields are the names of flags.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ByteSize,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import ErrorDetails
+
+from preloadd.domain.ids import DeviceId, Instance
+from preloadd.domain.placement import ExpertPlacement, Parallel, place
+from preloadd.domain.settings import (
+    Access,
+    Builder,
+    Digest,
+    Memory,
+    ModelSettings,
+    RankSettings,
+)
+from preloadd.errors import ConfigError
+
+MIN_CHUNK = 1 << 16
+MAX_CHUNK = 1 << 38
+PAGE = 4096
+MAX_RANKS = 1024
+
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+_Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
+_Size = Annotated[int, Field(ge=1, le=MAX_RANKS)]
+
+
+def _absolute(value: object) -> object:
+    """Paths as a child in any folder would find them; '~' stands for the home folder."""
+    return Path(value).expanduser().absolute() if isinstance(value, str) and value else value
+
+
+class Strict(BaseModel):
+    """A model that refuses what it does not know and never changes."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class RunOptions(Strict):
+    """The flags of `preloadd run`. Sizes are bytes."""
+
+    model: _Text
+    revision: str = ""
+    builder: Builder = Builder.NATIVE
+    memory: Literal["auto", "host"] = "host"
+    digest: Digest = Digest.SAMPLED
+    chunk_bytes: Annotated[ByteSize, Field(ge=MIN_CHUNK, le=MAX_CHUNK)] = ByteSize(1 << 30)
+    tensor_parallel_size: _Size = 1
+    pipeline_parallel_size: _Size = 1
+    enable_expert_parallel: bool = False
+    expert_placement_strategy: ExpertPlacement = ExpertPlacement.LINEAR
+    weight_cache_socket_dir: Annotated[Path | None, BeforeValidator(_absolute)] = None
+    weight_cache_health_host: _Text = "127.0.0.1"
+    weight_cache_health_port: Annotated[int | None, Field(ge=0, le=65535)] = None
+    access_group: tuple[_Text, ...] = ()
+    access_user: tuple[_Text, ...] = ()
+    restart_ranks: bool = False
+    python: str = ""
+    log_level: LogLevel = "info"
+
+    @field_validator("chunk_bytes")
+    @classmethod
+    def _whole_pages(cls, value: ByteSize) -> ByteSize:
+        """Rounded down, so that 1GB, which is no multiple of a page, may be written."""
+        return ByteSize(value - value % PAGE)
+
+    @model_validator(mode="after")
+    def _placeable(self) -> Self:
+        if self.parallel.world > MAX_RANKS:
+            raise ValueError(
+                "--tensor-parallel-size times --pipeline-parallel-size makes "
+                f"{self.parallel.world} ranks: at most {MAX_RANKS}"
+            )
+        return self
+
+    @property
+    def parallel(self) -> Parallel:
+        """The sizes of the group."""
+        return Parallel(
+            tensor=self.tensor_parallel_size,
+            pipeline=self.pipeline_parallel_size,
+            expert=self.enable_expert_parallel,
+            expert_placement=self.expert_placement_strategy,
+        )
+
+    @property
+    def instances(self) -> tuple[Instance, ...]:
+        """The rank daemons of the group, in the order of ranks: all on this host."""
+        return tuple(Instance(DeviceId(f"CPU-{rank}")) for rank in range(self.parallel.world))
+
+    @property
+    def backend(self) -> Memory:
+        """Where the bytes will live: what `auto` stands for on this version is host memory."""
+        return Memory.HOST
+
+    @property
+    def access(self) -> Access:
+        """Who may attach besides root and this user."""
+        return Access(groups=self.access_group, users=self.access_user)
+
+
+def parse_run(given: Mapping[str, object]) -> RunOptions:
+    """The options in `given`, keyed by field name; ConfigError with one line for every fault."""
+    try:
+        return RunOptions.model_validate(given)
+    except ValidationError as error:
+        raise ConfigError("\n".join(_told(fault) for fault in error.errors())) from None
+
+
+def flag(name: str) -> str:
+    """The flag of the field `name`."""
+    return f"--{name.replace('_', '-')}"
+
+
+def rank_settings(
+    options: RunOptions, *, model: Path, socket_dir: Path, derived: bool
+) -> tuple[RankSettings, ...]:
+    """The settings of every rank of the group, in the order of ranks.
+
+    `model` is the local folder that `options.model` was resolved to.
+    """
+    group = _group_name(options.model, model)
+    return tuple(
+        RankSettings(
+            group=group,
+            instance=str(instance),
+            socket_dir=str(socket_dir),
+            derived=derived,
+            model=_model_settings(options, model, rank),
+            access=options.access,
+            log_level=options.log_level,
+        )
+        for rank, instance in enumerate(options.instances)
+    )
+
+
+def _group_name(written: str, path: Path) -> str:
+    """The last part of what the user wrote (the folder of a hub id is named by a hash)."""
+    last = written.rstrip("/").rpartition("/")[2]
+    return path.name if last in ("", ".", "..") else last
+
+
+def _model_settings(options: RunOptions, model: Path, rank: int) -> ModelSettings:
+    return ModelSettings(
+        path=str(model),
+        name=options.model,
+        revision=options.revision,
+        builder=options.builder,
+        memory=options.backend,
+        digest=options.digest,
+        chunk_bytes=int(options.chunk_bytes),
+        placement=place(options.parallel, rank),
+    )
+
+
+def _told(fault: ErrorDetails) -> str:
+    """One fault as a line that starts with the flag; a fault of several flags names them itself."""
+    text = fault["msg"].removeprefix("Value error, ")
+    if not fault["loc"]:
+        return text
+    name = flag(str(fault["loc"][0]))
+    if fault["type"] == "extra_forbidden":
+        return f"{name}: no such option"
+    if fault["type"] == "missing":
+        return f"{name}: must be given"
+    return f"{name}: {text} (given: {fault['input']!r})"

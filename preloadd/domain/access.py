@@ -1,0 +1,52 @@
+"""Who may attach: a pure decision over what the kernel says of the peer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A connected process as the kernel saw it at connect time (SO_PEERCRED, SO_PEERGROUPS)."""
+
+    pid: int
+    uid: int
+    gids: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Who may attach besides root and `owner` (the daemon's uid): numbers of users and groups."""
+
+    owner: int
+    uids: frozenset[int] = frozenset()
+    gids: frozenset[int] = frozenset()
+
+    @property
+    def group(self) -> int | None:
+        """The one group that folder and socket can be given to; None where modes cannot say it."""
+        return next(iter(self.gids)) if len(self.gids) == 1 and not self.uids else None
+
+    @property
+    def folder_mode(self) -> int:
+        """Mode of the folder that holds the socket: as narrow as the policy allows."""
+        if not self.uids and not self.gids:
+            return 0o700
+        return 0o711 if self.group is None else 0o750
+
+    @property
+    def socket_mode(self) -> int:
+        """Mode of the socket; where it lets everyone connect, the peer check alone decides."""
+        if not self.uids and not self.gids:
+            return 0o600
+        return 0o666 if self.group is None else 0o660
+
+
+def may_attach(policy: Policy, peer: Peer) -> bool:
+    """Whether `peer` may ask this daemon anything at all."""
+    return is_operator(policy, peer) or peer.uid in policy.uids or bool(policy.gids & peer.gids)
+
+
+def is_operator(policy: Policy, peer: Peer) -> bool:
+    """Whether `peer` may also release and load: root, and the user the daemon runs as."""
+    return peer.uid in (0, policy.owner)

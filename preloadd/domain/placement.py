@@ -1,0 +1,131 @@
+"""Where a rank stands in the group: parallel sizes, coordinates, experts and layers.
+
+Order of ranks is vLLM's: data, pipeline, tensor, the last one fastest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from preloadd.errors import ConfigError
+
+
+class ExpertPlacement(StrEnum):
+    """How experts are dealt to expert-parallel ranks: in blocks, or one after the other."""
+
+    LINEAR = "linear"
+    ROUND_ROBIN = "round_robin"
+
+
+@dataclass(frozen=True, slots=True)
+class Parallel:
+    """The sizes of a group. Every size is at least 1; ConfigError lists those that are not."""
+
+    tensor: int = 1
+    pipeline: int = 1
+    data: int = 1
+    expert: bool = False
+    expert_placement: ExpertPlacement = ExpertPlacement.LINEAR
+
+    def __post_init__(self) -> None:
+        sizes = {"tensor": self.tensor, "pipeline": self.pipeline, "data": self.data}
+        faults = [
+            f"{name} parallel size is {size}: at least 1"
+            for name, size in sizes.items()
+            if size < 1
+        ]
+        if faults:
+            raise ConfigError("\n".join(faults))
+
+    @property
+    def world(self) -> int:
+        """How many ranks the whole group has."""
+        return self.tensor * self.pipeline * self.data
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """One rank's coordinates; ConfigError lists those outside of the group.
+
+    Expert parallelism deals experts over the data x tensor ranks of a pipeline stage.
+    """
+
+    parallel: Parallel
+    tensor_rank: int = 0
+    pipeline_rank: int = 0
+    data_rank: int = 0
+
+    def __post_init__(self) -> None:
+        coordinates = {
+            "tensor": (self.tensor_rank, self.parallel.tensor),
+            "pipeline": (self.pipeline_rank, self.parallel.pipeline),
+            "data": (self.data_rank, self.parallel.data),
+        }
+        faults = [
+            f"{name} parallel rank is {rank}: expected 0 to {size - 1}"
+            for name, (rank, size) in coordinates.items()
+            if not 0 <= rank < size
+        ]
+        if faults:
+            raise ConfigError("\n".join(faults))
+
+    @property
+    def undivided(self) -> bool:
+        """Whether this rank holds the whole model."""
+        return self.parallel.tensor * self.parallel.pipeline * self.expert_size == 1
+
+    @property
+    def expert_size(self) -> int:
+        """How many ranks share the experts; 1 without expert parallelism."""
+        return self.parallel.data * self.parallel.tensor if self.parallel.expert else 1
+
+    @property
+    def expert_rank(self) -> int:
+        """This rank's place among those that share the experts."""
+        if not self.parallel.expert:
+            return 0
+        return self.data_rank * self.parallel.tensor + self.tensor_rank
+
+
+def place(parallel: Parallel, rank: int) -> Placement:
+    """The coordinates of global rank `rank`; ConfigError if the group has no such rank."""
+    if not 0 <= rank < parallel.world:
+        last = parallel.world - 1
+        raise ConfigError(f"the group has no rank {rank}: its ranks are 0 to {last}")
+    rank, tensor_rank = divmod(rank, parallel.tensor)
+    data_rank, pipeline_rank = divmod(rank, parallel.pipeline)
+    return Placement(parallel, tensor_rank, pipeline_rank, data_rank)
+
+
+def experts_of(placement: Placement, experts: int) -> Sequence[int]:
+    """Global numbers of the experts this rank holds, ascending.
+
+    Rounds as vLLM does: under `linear` the first `experts % size` ranks hold one more.
+    """
+    size, rank = placement.expert_size, placement.expert_rank
+    if placement.parallel.expert_placement is ExpertPlacement.ROUND_ROBIN:
+        return range(rank, experts, size)
+    each, more = divmod(experts, size)
+    start = rank * each + min(rank, more)
+    return range(start, start + each + (rank < more))
+
+
+def layers_of(placement: Placement, layers: int) -> range:
+    """The layers of this pipeline stage; ConfigError if there are fewer layers than stages.
+
+    Rounds as vLLM does: what does not divide goes to the last stages but one, backwards, because
+    the last one also holds the head (source: `get_pp_indices` of vLLM's distributed utilities).
+    """
+    size, rank = placement.parallel.pipeline, placement.pipeline_rank
+    if layers < size:
+        raise ConfigError(
+            f"{layers} layers do not make {size} pipeline stages: use at most {layers}"
+        )
+    each, more = divmod(layers, size)
+    sizes = [each] * size
+    for extra in range(more):
+        sizes[-(extra + 2)] += 1
+    start = sum(sizes[:rank])
+    return range(start, start + sizes[rank])

@@ -1,0 +1,88 @@
+"""What a rank and its loader are told: plain frozen values, already validated.
+
+They travel as JSON in a sealed memfd (launcher to rank) and in one packet (rank to loader).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from preloadd.domain.ids import Instance
+from preloadd.domain.placement import Parallel, Placement
+
+
+class Memory(StrEnum):
+    """Where the bytes live."""
+
+    HOST = "host"
+
+
+class Builder(StrEnum):
+    """What fills an arena."""
+
+    NATIVE = "native"
+
+
+class Digest(StrEnum):
+    """How checkpoint content is identified where file identities do not settle it."""
+
+    SAMPLED = "sampled"
+    FULL = "full"
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Who may attach besides root and the daemon's own user: group and user names or numbers."""
+
+    groups: tuple[str, ...] = ()
+    users: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """Seconds. `speak`: until a connection's first request; `send`: until a reply left the socket;
+    `silence`: how long a loader may report no progress; `stop`: from SIGTERM to SIGKILL."""
+
+    speak: float = 10.0
+    send: float = 10.0
+    silence: float = 300.0
+    stop: float = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSettings:
+    """What is loaded. `path` is a local folder, hub ids resolved; `name` what the user wrote."""
+
+    path: str
+    name: str
+    revision: str = ""
+    builder: Builder = Builder.NATIVE
+    memory: Memory = Memory.HOST
+    digest: Digest = Digest.SAMPLED
+    chunk_bytes: int = 1 << 30
+    placement: Placement = field(default_factory=lambda: Placement(Parallel()))
+
+
+@dataclass(frozen=True, slots=True)
+class RankSettings:
+    """Everything one rank daemon needs. `folder` is `<socket_dir>/<instance>`, made by the rank.
+
+    `derived` says that the socket directory was found by preloadd's own search order, so that
+    stricter rules hold for it (see `linux.paths`).
+    """
+
+    group: str
+    instance: str
+    socket_dir: str
+    derived: bool
+    model: ModelSettings
+    access: Access = field(default_factory=Access)
+    deadlines: Deadlines = field(default_factory=Deadlines)
+    max_connections: int = 256
+    log_level: str = "info"
+
+    @property
+    def parsed_instance(self) -> Instance:
+        """`instance` as a value."""
+        return Instance.parse(self.instance)

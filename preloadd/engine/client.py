@@ -1,0 +1,207 @@
+"""Taking a lease: ask by key, read the manifest, map the chunks. No torch here."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from preloadd.domain.files import FileIdentity
+from preloadd.domain.ids import DeviceId, Role
+from preloadd.domain.key import CHECKPOINT, Key, differences, digest_method
+from preloadd.domain.leases import Mode
+from preloadd.domain.manifest import Manifest
+from preloadd.engine.discovery import candidates, find, trusted_users
+from preloadd.engine.options import Options
+from preloadd.errors import (
+    AccessDenied,
+    AttachError,
+    DamagedManifest,
+    ErrorCode,
+    InsecurePath,
+    Mismatch,
+    ProtocolViolation,
+    Unavailable,
+)
+from preloadd.linux import peers
+from preloadd.linux.fds import OwnedFd
+from preloadd.linux.memfd import read_sealed
+from preloadd.memory.api import Mapper
+from preloadd.memory.api import Mapping as Arena
+from preloadd.protocol import messages as m
+from preloadd.protocol import payload
+from preloadd.transport.blocking import Client, connect
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 0.5
+MAX_FILES_TOLD = 512
+"""More shards than this would not fit a packet: the digest decides then."""
+
+_WORTH_WAITING = frozenset(
+    {m.Reason.STARTING, m.Reason.LOADING, m.Reason.INCOMPLETE, m.Reason.BUSY, "absent"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What an engine wants. `key` makes its key from a checkpoint's digest, which may be empty;
+    `digest` reads that with the method a daemon names (ValueError if it does not know it)."""
+
+    device: DeviceId
+    role: Role
+    client: str
+    files: tuple[FileIdentity, ...]
+    key: Callable[[str], Key]
+    digest: Callable[[str], str]
+
+
+class Lease:
+    """Weights mapped read-only, and the connection that holds them. Owns both."""
+
+    def __init__(self, client: Client, manifest: Manifest, arena: Arena, timeout: float) -> None:
+        self.manifest = manifest
+        self.arena = arena
+        self._client = client
+        self._timeout = timeout
+
+    def release(self) -> None:
+        """Have the daemon free the weights, as copy mode does once it has its own.
+
+        Refusals are ignored: other engines hold them, and then they stay.
+        """
+        try:
+            self._client.call(m.Release(), timeout=self._timeout)
+        except (AttachError, ProtocolViolation) as error:
+            log.info("the daemon could not be asked to free the weights: %s", error)
+
+    def close(self) -> None:
+        """Unmap and hang up. BufferError, and the lease stays, while tensors use the memory."""
+        self.arena.close()
+        self._client.close()
+
+    def abandon(self) -> None:
+        """Hang up, and leave the mapping to whoever still uses it."""
+        self._client.close()
+
+
+def attach(
+    wanted: Wanted,
+    options: Options,
+    mapper: Mapper,
+    *,
+    environ: Mapping[str, str],
+    uid: int,
+) -> Lease:
+    """A lease on the weights that match `wanted`.
+
+    AttachError (or InsecurePath, ProtocolViolation, DamagedManifest) says why there is none. With
+    `options.fallback` the first answer counts; without it, a daemon that is absent or still
+    loading is asked again until `options.state_timeout_s` is over.
+    """
+    deadline = time.monotonic() + (0.0 if options.fallback else options.state_timeout_s)
+    while True:
+        try:
+            return _attach(wanted, options, mapper, environ, uid)
+        except Unavailable as error:
+            remaining = deadline - time.monotonic()
+            if error.reason not in _WORTH_WAITING or remaining <= 0:
+                raise
+            time.sleep(min(RETRY_S, remaining))
+
+
+def _attach(
+    wanted: Wanted, options: Options, mapper: Mapper, environ: Mapping[str, str], uid: int
+) -> Lease:
+    timeout = options.connect_timeout_s
+    place = find(candidates(options, wanted.device, wanted.role, environ, uid))
+    with ExitStack() as undo:
+        client = connect(place.path, timeout=timeout, check=_check_listener)
+        undo.callback(client.close)
+        granted, key, fds = _granted(client, wanted, options.mode, timeout)
+        lease = _map(client, granted, fds, mapper, wanted, key, timeout)
+        undo.pop_all()
+    return lease
+
+
+def _check_listener(sock: socket.socket) -> None:
+    """The path was checked, but who listens behind it is what counts."""
+    listener = peers.peer(sock)
+    trusted = trusted_users()
+    if listener.uid not in trusted:
+        raise InsecurePath(
+            f"the daemon at {sock.getpeername()} runs as user {listener.uid}, trusted are "
+            f"{', '.join(map(str, sorted(trusted)))}: start it as one of them"
+        )
+
+
+def _granted(
+    client: Client, wanted: Wanted, mode: Mode, timeout: float
+) -> tuple[m.Granted, Key, Sequence[OwnedFd]]:
+    """Ask by file identities; where they do not settle it, read the digest and ask once more."""
+    key = wanted.key("")
+    reply, fds = client.call(_request(wanted, key, mode), timeout=timeout)
+    if isinstance(reply, m.Mismatched) and [f.name for f in reply.fields] == [CHECKPOINT]:
+        try:
+            key = wanted.key(wanted.digest(digest_method(reply.fields[0].daemon)))
+        except ValueError:
+            raise _not_granted(reply) from None
+        reply, fds = client.call(_request(wanted, key, mode), timeout=timeout)
+    if not isinstance(reply, m.Granted):
+        raise _not_granted(reply)
+    return reply, key, fds
+
+
+def _request(wanted: Wanted, key: Key, mode: Mode) -> m.Attach:
+    files = wanted.files if len(wanted.files) <= MAX_FILES_TOLD else ()
+    return m.Attach(key=key, device=wanted.device, mode=mode, client=wanted.client, files=files)
+
+
+def _map(
+    client: Client,
+    granted: m.Granted,
+    fds: Sequence[OwnedFd],
+    mapper: Mapper,
+    wanted: Wanted,
+    key: Key,
+    timeout: float,
+) -> Lease:
+    """Map what was granted, after the manifest itself says that it is what was asked for."""
+    with ExitStack() as undo:
+        for fd in fds:
+            undo.callback(fd.close)
+        manifest = payload.decode(read_sealed(fds[0].fileno(), payload.MAX_NBYTES))
+        if (manifest.generation, manifest.chunks) != (granted.generation, granted.chunks):
+            raise DamagedManifest("the daemon granted other chunks than its manifest describes")
+        found = differences(
+            manifest.key, key, daemon_files=manifest.shards, engine_files=wanted.files
+        )
+        if found:
+            raise Mismatch(tuple((d.field, d.daemon, d.engine) for d in found))
+        arena = mapper.map(list(zip(fds[1:], granted.chunks, strict=True)))
+    return Lease(client, manifest, arena, timeout)
+
+
+def _not_granted(reply: m.Reply) -> Exception:
+    match reply:
+        case m.Mismatched():
+            return Mismatch(tuple((f.name, f.daemon, f.engine) for f in reply.fields))
+        case m.NotAvailable():
+            return Unavailable(reply.reason, _progress(reply))
+        case m.Refused(code=ErrorCode.DENIED):
+            return AccessDenied(reply.detail)
+        case m.Refused():
+            return AttachError(f"the daemon refused ({reply.code}): {reply.detail}")
+        case _:
+            return ProtocolViolation(f"the daemon answered attach with {type(reply).__name__}")
+
+
+def _progress(reply: m.NotAvailable) -> str:
+    if not reply.total:
+        return f"the daemon has no weights now ({reply.reason}): {reply.detail}"
+    return (
+        f"the daemon is still loading ({100 * reply.done // reply.total}% of {reply.total:,} bytes)"
+    )

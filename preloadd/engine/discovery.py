@@ -1,0 +1,85 @@
+"""Which socket to ask: by option, by environment, or in the usual folders, by device."""
+
+from __future__ import annotations
+
+import os
+import pwd
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from preloadd.domain.ids import DeviceId, Instance, Role, device_id
+from preloadd.engine.options import Options
+from preloadd.errors import ConfigError, Unavailable
+from preloadd.linux.paths import derived_dirs, socket_dirs, trusted_dir, trusted_socket
+
+DEVICES = "PRELOADD_DEVICES"
+"""Environment: host devices this engine may use, by rank, separated by commas; CPU-0 if unset."""
+
+DAEMON_USER = "preloadd"
+"""The user that daemons of the service manager run as; its sockets are trusted if it exists."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A socket that may be there. `derived`: in a folder nobody chose, so it must be private."""
+
+    path: Path
+    derived: bool
+
+
+def host_device(environ: Mapping[str, str], rank: int = 0) -> DeviceId:
+    """The host device of the engine's local `rank`; ConfigError if too few are named."""
+    listed = [text.strip() for text in environ.get(DEVICES, "").split(",") if text.strip()]
+    if not listed:
+        return device_id(f"CPU-{rank}")
+    if rank >= len(listed):
+        raise ConfigError(f"{DEVICES} names {len(listed)} devices, but this is rank {rank}")
+    return device_id(listed[rank])
+
+
+def candidates(
+    options: Options, device: DeviceId, role: Role, environ: Mapping[str, str], uid: int
+) -> list[Candidate]:
+    """Where the daemon of `device` may listen, in the order to look."""
+    if options.socket_path is not None:
+        return [Candidate(options.socket_path.absolute(), derived=False)]
+    instance = Instance(device, role)
+    below = Path(str(instance), instance.socket_name)
+    if options.socket_dir is not None:
+        return [Candidate(options.socket_dir.absolute() / below, derived=False)]
+    derived = derived_dirs(environ, uid)
+    chosen = [folder for folder in socket_dirs(environ, uid) if folder not in derived]
+    return [
+        *(Candidate(folder / below, derived=False) for folder in chosen),
+        *(Candidate(folder / below, derived=True) for folder in derived),
+    ]
+
+
+def find(places: Sequence[Candidate]) -> Candidate:
+    """The first candidate that is there and trusted.
+
+    Unavailable names every path searched; InsecurePath names the one that is there but unfit.
+    """
+    owners = trusted_users()
+    searched = []
+    for place in places:
+        try:
+            trusted_dir(place.path.parents[1], derived=place.derived, owners=owners)
+            trusted_socket(place.path, derived=False, owners=owners)
+        except (FileNotFoundError, NotADirectoryError):
+            searched.append(str(place.path))
+        except PermissionError:
+            searched.append(f"{place.path} (no permission to look)")
+        else:
+            return place
+    raise Unavailable("absent", f"no daemon serves this device: no socket at {', '.join(searched)}")
+
+
+def trusted_users() -> set[int]:
+    """Whose daemons this engine believes: root's, its own user's, and the service's."""
+    users = {0, os.geteuid()}
+    with suppress(KeyError):
+        users.add(pwd.getpwnam(DAEMON_USER).pw_uid)
+    return users

@@ -1,0 +1,86 @@
+"""What an engine wants that reads a checkpoint as it is stored: the twin of the native builder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from preloadd.domain.ids import DeviceId, Role
+from preloadd.domain.key import Key
+from preloadd.domain.placement import Parallel, Placement
+from preloadd.domain.settings import Digest
+from preloadd.engine.client import Wanted
+from preloadd.frameworks.identity import native_key, stored_dtype
+from preloadd.weights.checkpoint import (
+    Checkpoint,
+    content,
+    open_checkpoint,
+    read_config,
+    weights_identities_of,
+)
+from preloadd.weights.checkpoint.digest import METHODS
+
+WHOLE = Placement(Parallel())
+"""The only rank of an undivided model."""
+
+
+class NativeCheckpoint:
+    """The engine's own copy of the checkpoint. Nothing is read before it is needed.
+
+    CheckpointError and ReadFailed as of `weights.checkpoint`.
+    """
+
+    def __init__(self, folder: Path, *, revision: str = "", dtype: str = "auto") -> None:
+        self.folder = folder
+        self.config: dict[str, Any] = read_config(folder)
+        self._revision = revision
+        self._dtype = dtype
+
+    @cached_property
+    def opened(self) -> Checkpoint:
+        """The headers of all shards."""
+        return open_checkpoint(self.folder)
+
+    @cached_property
+    def stored_dtype(self) -> str:
+        """The dtype of the weights, as torch names it."""
+        return stored_dtype(self.config, self._nbytes_by_dtype)
+
+    def wanted(
+        self,
+        device: DeviceId,
+        *,
+        client: str,
+        role: Role = Role.TARGET,
+        placement: Placement = WHOLE,
+        kv_cache_dtype: str = "auto",
+        kv_cache_skip_layers: Sequence[str] = (),
+    ) -> Wanted:
+        """What to ask the daemon of `device` for."""
+        dtype = self.stored_dtype if self._dtype == "auto" else self._dtype
+
+        def key(checkpoint: str) -> Key:
+            return native_key(
+                self.config,
+                checkpoint=checkpoint,
+                dtype=dtype,
+                placement=placement,
+                role=role,
+                revision=self._revision,
+                kv_cache_dtype=kv_cache_dtype,
+                kv_cache_skip_layers=kv_cache_skip_layers,
+            )
+
+        files = weights_identities_of(self.folder)
+        return Wanted(device, role, client, files, key, self._digest)
+
+    def _nbytes_by_dtype(self) -> dict[str, int]:
+        return self.opened.nbytes_by_dtype()
+
+    def _digest(self, method: str) -> str:
+        for digest, name in METHODS.items():
+            if name == method:
+                return content(self.opened, Digest(digest), None)
+        raise ValueError(f"a newer daemon identifies content by {method}")

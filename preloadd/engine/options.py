@@ -1,0 +1,90 @@
+"""Options of the engine side, as users write them. An unknown key is an error, not a surprise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Self
+
+from preloadd.domain.leases import Mode
+from preloadd.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How an engine attaches.
+
+    `socket_path`: one daemon's socket; None finds it by device. `socket_dir`: the folder of
+    sockets; None searches the usual ones. `mode`: map read-only, or copy and release. `fallback`:
+    load from disk when there are no weights to attach; False waits up to `state_timeout_s` seconds
+    for a daemon that is not there or still loading, then raises. `connect_timeout_s`: seconds
+    for one connection and for each answer on it.
+    """
+
+    socket_path: Path | None = None
+    socket_dir: Path | None = None
+    mode: Mode = Mode.ZERO_COPY
+    fallback: bool = True
+    connect_timeout_s: float = 5.0
+    state_timeout_s: float = 300.0
+
+    @classmethod
+    def parse(cls, given: Mapping[str, Any]) -> Self:
+        """Options out of user input; ConfigError lists every fault."""
+        known = {entry.name for entry in fields(cls)}
+        faults = [
+            f"unknown option {name!r}: expected one of {', '.join(sorted(known))}"
+            for name in sorted(given.keys() - known)
+        ]
+        values: dict[str, Any] = {}
+        for name in sorted(given.keys() & known):
+            try:
+                values[name] = _PARSERS[name](given[name])
+            except (TypeError, ValueError) as error:
+                faults.append(f"option {name}: {error}")
+        if values.get("socket_path") is not None and values.get("socket_dir") is not None:
+            faults.append("socket_path and socket_dir exclude each other: give one")
+        if faults:
+            raise ConfigError("\n".join(faults))
+        return cls(**values)
+
+
+def _path(value: object) -> Path | None:
+    if value is None:
+        return None
+    if not isinstance(value, (str, Path)) or not str(value):
+        raise ValueError(f"{value!r} is no path")
+    return Path(value)
+
+
+def _mode(value: object) -> Mode:
+    try:
+        return Mode(str(value))
+    except ValueError:
+        raise ValueError(f"{value!r} is none of {', '.join(Mode)}") from None
+
+
+def _flag(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"{value!r} is neither true nor false")  # noqa: TRY004
+    return value
+
+
+def _seconds(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ValueError(f"{value!r} is no number of seconds")  # noqa: TRY004
+    if not math.isfinite(value) or value < 0:
+        raise ValueError(f"{value!r} is no number of seconds")
+    return float(value)
+
+
+_PARSERS = {
+    "socket_path": _path,
+    "socket_dir": _path,
+    "mode": _mode,
+    "fallback": _flag,
+    "connect_timeout_s": _seconds,
+    "state_timeout_s": _seconds,
+}

@@ -1,0 +1,108 @@
+"""Attached weights as torch tensors: mapped read-only, or copied and the daemon's freed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+
+from preloadd.domain.ids import Role
+from preloadd.domain.leases import Mode
+from preloadd.domain.manifest import Manifest
+from preloadd.domain.placement import Placement
+from preloadd.engine.client import Lease, Wanted, attach
+from preloadd.engine.discovery import host_device
+from preloadd.engine.native import WHOLE, NativeCheckpoint
+from preloadd.engine.options import Options
+from preloadd.frameworks.torch import host_chunk, views
+from preloadd.memory.host import HostMapper
+
+
+class Weights:
+    """One generation's tensors by the names of the checkpoint.
+
+    With `zero_copy` they are views of memory that others share: writing to one ends the process.
+    The lease lasts until `close`.
+    """
+
+    def __init__(self, lease: Lease, mode: Mode) -> None:
+        self.manifest: Manifest = lease.manifest
+        self.mode = mode
+        self._lease: Lease | None = lease
+        self._chunks = [host_chunk(lease.arena.chunk(i)) for i in range(len(lease.manifest.chunks))]
+        if mode is Mode.COPY:
+            self._chunks = [chunk.clone() for chunk in self._chunks]
+            lease.release()
+            self._end()
+        self.tensors: dict[str, torch.Tensor] = views(self.manifest, self._chunks)
+
+    def shares(self, tensor: torch.Tensor) -> bool:
+        """Whether `tensor` lies in this arena, and not in memory of its own."""
+        address = tensor.data_ptr()
+        return any(
+            chunk.data_ptr() <= address < chunk.data_ptr() + chunk.numel() for chunk in self._chunks
+        )
+
+    def close(self) -> None:
+        """Unmap and give the lease back. BufferError while tensors of it are in use elsewhere."""
+        self.tensors = {}
+        self._chunks = []
+        self._end()
+
+    def abandon(self) -> None:
+        """Give the lease back and leave the mapping to the tensors that still use it."""
+        if self._lease is not None:
+            self._lease.abandon()
+            self._lease = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _end(self) -> None:
+        if self._lease is not None:
+            self._lease.close()
+            self._lease = None
+
+
+def attach_checkpoint(
+    folder: Path,
+    *,
+    options: Mapping[str, Any] | None = None,
+    revision: str = "",
+    dtype: str = "auto",
+    placement: Placement = WHOLE,
+    role: Role = Role.TARGET,
+    client: str = "torch",
+) -> Weights:
+    """The weights of the checkpoint in `folder`, from the daemon of this process's host device.
+
+    `options` as of `Options`; `dtype` as torch names it. Raises a PreloadError that says why there
+    are none: falling back is the caller's business here.
+    """
+    parsed = Options.parse(options or {})
+    checkpoint = NativeCheckpoint(folder, revision=revision, dtype=dtype)
+    device = host_device(os.environ, placement.tensor_rank)
+    wanted = checkpoint.wanted(device, client=client, role=role, placement=placement)
+    return attach_wanted(wanted, parsed)
+
+
+def attach_wanted(wanted: Wanted, options: Options) -> Weights:
+    """The weights that match `wanted`, as tensors; errors as of `client.attach`."""
+    lease = attach(wanted, options, HostMapper(), environ=os.environ, uid=os.geteuid())
+    try:
+        return Weights(lease, options.mode)
+    except BaseException:
+        lease.abandon()
+        raise

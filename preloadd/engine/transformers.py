@@ -1,0 +1,177 @@
+"""Hugging Face transformers as an engine: a causal LM over attached weights, or from disk.
+
+The model is built by transformers itself from the attached tensors in place of a file's, so that
+renamed, tied and converted weights, buffers and generation settings come out as from disk.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from preloadd.domain.ids import client_name
+from preloadd.engine.discovery import host_device
+from preloadd.engine.native import NativeCheckpoint
+from preloadd.engine.options import Options
+from preloadd.engine.torch import Weights, attach_wanted
+from preloadd.errors import AttachError, ConfigError, PreloadError
+from preloadd.weights.checkpoint import locate
+
+log = logging.getLogger(__name__)
+
+_DISK_ONLY = frozenset(
+    {
+        "adapter_kwargs",
+        "config",
+        "device_map",
+        "gguf_file",
+        "ignore_mismatched_sizes",
+        "key_mapping",
+        "quantization_config",
+        "state_dict",
+        "subfolder",
+        "tp_plan",
+        "trust_remote_code",
+        "variant",
+    }
+)
+"""Arguments of transformers that make other weights of a checkpoint than those in its files."""
+
+
+def from_pretrained(
+    model: str | os.PathLike[str],
+    *,
+    revision: str | None = None,
+    dtype: str | torch.dtype = "auto",
+    options: Mapping[str, Any] | None = None,
+    **kwargs: Any,
+) -> PreTrainedModel:
+    """A causal LM in evaluation mode, like `AutoModelForCausalLM.from_pretrained`.
+
+    `options` are those of `preloadd.engine.options.Options`; further arguments go to transformers.
+    The attached weights are `model.preloadd`, and their lease ends with the model; without them
+    that attribute is None. With `fallback` (the default) every reason not to attach is one warning
+    and a load from disk, without it a PreloadError. ConfigError for a wrong option in any case.
+
+    With `zero_copy` the weights are shared and read-only: parameters need no gradients, and
+    writing into one in place ends the process.
+    """
+    parsed = Options.parse(options or {})
+    name = os.fspath(model)
+    try:
+        _require_plain(kwargs)
+        return _attached(name, revision or "", dtype, parsed, kwargs)
+    except PreloadError as error:
+        if isinstance(error, ConfigError) or not parsed.fallback:
+            raise
+        log.warning("loading %s from disk: %s", name, error)
+    loaded: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        name, revision=revision or "main", dtype=dtype, **kwargs
+    )
+    return _holding(loaded, None)
+
+
+def _require_plain(kwargs: Mapping[str, Any]) -> None:
+    unlike = sorted(name for name in _DISK_ONLY & kwargs.keys() if kwargs[name])
+    if unlike:
+        raise AttachError(f"{', '.join(unlike)} cannot be combined with attached weights")
+
+
+def _attached(
+    name: str,
+    revision: str,
+    dtype: str | torch.dtype,
+    options: Options,
+    kwargs: Mapping[str, Any],
+) -> PreTrainedModel:
+    folder = locate(name, revision, environ=os.environ)
+    wish = str(dtype).removeprefix("torch.")
+    checkpoint = NativeCheckpoint(folder, revision=revision, dtype=wish)
+    config = AutoConfig.from_pretrained(folder)
+    if type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise AttachError(f"transformers has no causal language model for {type(config).__name__}")
+    device = host_device(os.environ)
+    weights = attach_wanted(
+        checkpoint.wanted(device, client=client_name(f"transformers-{folder.name}")), options
+    )
+    try:
+        built = _build(config, weights, checkpoint.stored_dtype if wish == "auto" else wish, kwargs)
+    except BaseException:
+        weights.abandon()
+        raise
+    _restore_generation_config(built, folder)
+    weakref.finalize(built, weights.abandon)
+    return _holding(built, weights)
+
+
+def _holding(model: PreTrainedModel, weights: Weights | None) -> PreTrainedModel:
+    """`model` with the attribute `preloadd`, which torch's stubs do not foresee."""
+    holder: Any = model
+    holder.preloadd = weights
+    return model
+
+
+def _build(config: Any, weights: Weights, dtype: str, kwargs: Mapping[str, Any]) -> PreTrainedModel:
+    """The model over the attached tensors; AttachError if any weight of it would not be theirs."""
+    kind: Any = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    with _quietly():
+        built, told = kind.from_pretrained(
+            None,
+            config=config,
+            state_dict=dict(weights.tensors),
+            dtype=getattr(torch, dtype),
+            output_loading_info=True,
+            **kwargs,
+        )
+    for fault in ("missing_keys", "mismatched_keys", "error_msgs"):
+        if told[fault]:
+            named = ", ".join(sorted(map(str, told[fault])))
+            raise AttachError(
+                f"the attached weights do not make a {kind.__name__}: {fault} {named}"
+            )
+    _own_buffers(built, weights)
+    built.requires_grad_(requires_grad=False)
+    return built
+
+
+def _own_buffers(model: torch.nn.Module, weights: Weights) -> None:
+    """Give the model buffers of its own: models write into them, and they are small."""
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            if weights.shares(buffer):
+                persistent = name not in module._non_persistent_buffers_set  # noqa: SLF001
+                module.register_buffer(name, buffer.clone(), persistent=persistent)
+
+
+def _restore_generation_config(model: PreTrainedModel, folder: Path) -> None:
+    """What transformers does itself when it knows the folder."""
+    if not model.can_generate():
+        return
+    try:
+        model.generation_config = GenerationConfig.from_pretrained(folder)
+    except OSError:
+        model.generation_config = GenerationConfig.from_pretrained(
+            folder, config_file_name="config.json", _from_model_config=True
+        )
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Without a progress bar for what takes milliseconds."""
+    shown = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            transformers_logging.enable_progress_bar()

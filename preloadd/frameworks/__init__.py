@@ -1,0 +1,1 @@
+"""What loader and engine must do identically."""

@@ -1,0 +1,68 @@
+"""What must hold before a group is started, each check with the flag that is to be changed."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from preloadd.config import RunOptions
+from preloadd.domain.access import Policy
+from preloadd.errors import ConfigError
+from preloadd.linux import paths, peers
+
+
+def find_python(written: str) -> str:
+    """The interpreter that the user wrote, as an absolute path; this one if nothing was written.
+
+    A link stays one: through it, an interpreter knows its virtual environment. ConfigError.
+    """
+    if not written:
+        return sys.executable
+    found = shutil.which(Path(written).expanduser())
+    if found is None:
+        raise ConfigError(f"--python: {written}: no executable file: give a Python interpreter")
+    return str(Path(found).absolute())
+
+
+def prepare_socket_dir(options: RunOptions, environ: Mapping[str, str]) -> tuple[Path, bool]:
+    """The folder of the ranks' sockets, made and checked, and whether nobody chose it.
+
+    ConfigError or InsecurePath.
+    """
+    chosen = options.weight_cache_socket_dir
+    path = chosen or _derived_dir(environ)
+    policy = peers.policy(options.access, os.geteuid())
+    try:
+        paths.prepare_socket_dir(
+            path,
+            derived=chosen is None,
+            mode=_mode(policy),
+            group=-1 if policy.group is None else policy.group,
+        )
+    except OSError as error:
+        raise ConfigError(
+            f"--weight-cache-socket-dir: {path}: {error.strerror}: "
+            "give a folder whose parent is there and that you may write to"
+        ) from error
+    return path, chosen is None
+
+
+def allow_many_files() -> None:
+    """Raise this process's limit of open files as far as it may: all parked descriptors count."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _derived_dir(environ: Mapping[str, str]) -> Path:
+    """The first of the user's own that can be there; $XDG_RUNTIME_DIR may name what is not."""
+    candidates = paths.derived_dirs(environ, os.geteuid())
+    return next((path for path in candidates if path.parent.is_dir()), candidates[0])
+
+
+def _mode(policy: Policy) -> int | None:
+    """The mode the folder needs; None leaves one that the user made as it is."""
+    return policy.folder_mode if policy.uids or policy.gids else None

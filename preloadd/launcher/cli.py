@@ -1,0 +1,169 @@
+"""The command line of `preloadd run`: what may be written, not what it means.
+
+Values arrive as text and are judged by `config`, so that all faults are told in one go.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import anyio
+import typer
+
+from preloadd.config import flag, parse_run
+from preloadd.errors import PreloadError
+from preloadd.launcher.progress import complain, make_display
+from preloadd.launcher.start import Start
+
+MODEL = "Model"
+PARALLEL = "Parallelism"
+ENGINES = "Engines: where they find the weights, and who may have them"
+HEALTH = "Health endpoint"
+PROCESSES = "Processes"
+
+app = typer.Typer(add_completion=False)
+
+
+def _option(field: str, panel: str, metavar: str | None, text: str, *, short: str = "") -> object:
+    """The option for `field` of RunOptions."""
+    names = [flag(field), short] if short else [flag(field)]
+    return typer.Option(*names, help=text, rich_help_panel=panel, metavar=metavar or " ")
+
+
+# None means that a flag was not given: its default is that of RunOptions.
+Text = str | None
+Texts = list[str] | None
+
+Model = Annotated[
+    Text, _option("model", MODEL, "PATH|ID", "Checkpoint folder or Hugging Face id. Required.")
+]
+Revision = Annotated[
+    Text, _option("revision", MODEL, "REV", "Branch, tag or commit of a Hugging Face id.")
+]
+Builder = Annotated[
+    Text, _option("builder", MODEL, "native", "What fills the memory. Default: native.")
+]
+Memory = Annotated[
+    Text, _option("memory", MODEL, "auto|host", "Where the weights live. Default: host.")
+]
+ChunkBytes = Annotated[
+    Text, _option("chunk_bytes", MODEL, "SIZE", "Largest single allocation. Default: 1GiB.")
+]
+Digest = Annotated[
+    Text,
+    _option(
+        "digest",
+        MODEL,
+        "sampled|full",
+        "How one checkpoint's content is told from another's: by a sample of every tensor's bytes "
+        "(blind between samples), or by all of them. Default: sampled.",
+    ),
+]
+TensorParallelSize = Annotated[
+    Text,
+    _option(
+        "tensor_parallel_size", PARALLEL, "N", "Slices of every layer. Default: 1.", short="-tp"
+    ),
+]
+PipelineParallelSize = Annotated[
+    Text,
+    _option("pipeline_parallel_size", PARALLEL, "N", "Runs of layers. Default: 1.", short="-pp"),
+]
+EnableExpertParallel = Annotated[
+    bool,
+    _option("enable_expert_parallel", PARALLEL, None, "Deal whole experts to ranks, not slices."),
+]
+ExpertPlacementStrategy = Annotated[
+    Text,
+    _option(
+        "expert_placement_strategy",
+        PARALLEL,
+        "HOW",
+        "linear (in blocks) or round_robin (dealt one after the other). Default: linear.",
+    ),
+]
+SocketDir = Annotated[
+    Text,
+    _option(
+        "weight_cache_socket_dir",
+        ENGINES,
+        "DIR",
+        "Folder of the ranks' sockets, made if it is not there. "
+        "Default: the first of your own that engines search.",
+    ),
+]
+AccessGroup = Annotated[
+    Texts, _option("access_group", ENGINES, "GROUP", "Group that may attach. May be repeated.")
+]
+AccessUser = Annotated[
+    Texts, _option("access_user", ENGINES, "USER", "User who may attach. May be repeated.")
+]
+HealthHost = Annotated[
+    Text, _option("weight_cache_health_host", HEALTH, "HOST", "Default: 127.0.0.1.")
+]
+HealthPort = Annotated[
+    Text,
+    _option(
+        "weight_cache_health_port",
+        HEALTH,
+        "PORT",
+        "Serve /healthz, /readyz and /livez here; 0 picks a free port and tells it. "
+        "Default: no endpoint.",
+    ),
+]
+RestartRanks = Annotated[
+    bool,
+    _option(
+        "restart_ranks",
+        PROCESSES,
+        None,
+        "Start a failed rank again, with the weights it had, instead of ending the group.",
+    ),
+]
+Python = Annotated[
+    Text,
+    _option("python", PROCESSES, "PATH", "Interpreter of ranks and loaders. Default: this one."),
+]
+LogLevel = Annotated[
+    Text, _option("log_level", PROCESSES, "LEVEL", "debug, info, warning or error. Default: info.")
+]
+
+
+@app.command()
+def run(
+    context: typer.Context,
+    *,
+    model: Model = None,
+    revision: Revision = None,
+    builder: Builder = None,
+    memory: Memory = None,
+    chunk_bytes: ChunkBytes = None,
+    digest: Digest = None,
+    tensor_parallel_size: TensorParallelSize = None,
+    pipeline_parallel_size: PipelineParallelSize = None,
+    enable_expert_parallel: EnableExpertParallel = False,
+    expert_placement_strategy: ExpertPlacementStrategy = None,
+    weight_cache_socket_dir: SocketDir = None,
+    access_group: AccessGroup = None,
+    access_user: AccessUser = None,
+    weight_cache_health_host: HealthHost = None,
+    weight_cache_health_port: HealthPort = None,
+    restart_ranks: RestartRanks = False,
+    python: Python = None,
+    log_level: LogLevel = None,
+) -> None:
+    """Load a model once, keep its weights in memory and hand them to engines.
+
+    Runs until it is stopped (Ctrl-C, SIGTERM) or a rank fails; the weights are freed then.
+    """
+    # Every parameter is read through the context: their names are the fields of RunOptions.
+    given = {name: value for name, value in context.params.items() if value not in (None, ())}
+    try:
+        options = parse_run(given)
+        code = anyio.run(Start(options, dict(os.environ), make_display(sys.stdout)).run)
+    except PreloadError as error:
+        complain(sys.stderr, error)
+        code = error.exit_status
+    raise typer.Exit(code)

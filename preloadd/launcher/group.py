@@ -1,0 +1,220 @@
+"""The ranks of one group and their health endpoint, from the first start to the last reaping.
+
+One rank's end ends the group, or is mended where that was asked for. The endpoint's end never ends
+the group: the weights matter more.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import assert_never
+
+import anyio
+import anyio.to_thread
+from anyio.abc import TaskGroup
+
+from preloadd.domain.settings import RankSettings
+from preloadd.errors import EXIT_STATUS, ErrorCode
+from preloadd.launcher.ending import Ending
+from preloadd.launcher.health import Health
+from preloadd.launcher.policy import Restarts, describe, exit_code, mendable
+from preloadd.launcher.processes import Process
+from preloadd.launcher.progress import Display, Report
+from preloadd.launcher.ranks import Rank, Ready, Trouble
+from preloadd.launcher.summary import Told, again_text, ready_text, told_by
+
+STATUS_TIMEOUT = 2.0
+"""Seconds that a rank which has just become ready has to tell what it holds."""
+
+LONGEST_TEMPORARY = 70
+"""Bytes of the temporary folder's path that leave room for a socket's name below it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What a group is started with.
+
+    `command` gives the command line of one rank; `restarts` is each rank's budget, None where a
+    failed rank ends the group. `health` is borrowed; an endpoint that is given up is closed.
+    """
+
+    ranks: tuple[RankSettings, ...]
+    command: Callable[[RankSettings], Sequence[str]]
+    environ: Mapping[str, str]
+    restarts: Restarts | None = None
+    health: Health | None = None
+
+
+async def run_group(launch: Launch, ending: Ending, display: Display) -> None:
+    """Serve until `ending` has begun, by a rank's end or otherwise; then stop and reap everything.
+
+    Whatever happens, nothing of the ranks is left behind.
+    """
+    with ExitStack() as owned:
+        # Paths, not abstract names: those are shared with other namespaces of this host.
+        folder = owned.enter_context(_private_folder())
+        ranks = [
+            owned.enter_context(
+                Rank(settings, launch.command(settings), launch.environ, Path(folder, str(number)))
+            )
+            for number, settings in enumerate(launch.ranks)
+        ]
+        await _Group(launch, ranks, ending, display).run()
+
+
+def _private_folder() -> tempfile.TemporaryDirectory[str]:
+    """A new folder that only this user may enter, with a path that is short enough for sockets."""
+    usual = tempfile.gettempdir()
+    short = len(os.fsencode(usual)) <= LONGEST_TEMPORARY
+    return tempfile.TemporaryDirectory(prefix="preloadd-run-", dir=usual if short else "/tmp")  # noqa: S108
+
+
+class _Group:
+    def __init__(
+        self, launch: Launch, ranks: Sequence[Rank], ending: Ending, display: Display
+    ) -> None:
+        self._launch = launch
+        self._ranks = ranks
+        self._ending = ending
+        self._display = display
+        self._began = anyio.current_time()
+        self._announced = False
+
+    async def run(self) -> None:
+        """Returns when the last process has been reaped."""
+        async with anyio.create_task_group() as helpers:
+            helpers.start_soon(self._stop_when_ending)
+            for rank in self._ranks:
+                helpers.start_soon(self._listen, rank, helpers)
+                helpers.start_soon(self._expire, rank)
+            async with anyio.create_task_group() as lives:
+                if self._launch.health is not None:
+                    lives.start_soon(self._tend_health, self._launch.health)
+                for rank in self._ranks:
+                    lives.start_soon(self._tend, rank, helpers)
+            helpers.cancel_scope.cancel()
+
+    async def _tend(self, rank: Rank, helpers: TaskGroup) -> None:
+        """Keep one rank alive for as long as it is to live."""
+        restarts = self._launch.restarts
+        while self._start(rank):
+            await anyio.wait_readable(rank.process)
+            # What it said last comes before its end: descriptors it parked must not be lost.
+            self._take_news(rank, helpers)
+            status = rank.end()
+            why = f"{rank.name} {describe(status)}"
+            granted = None
+            if restarts is not None and mendable(status, served=rank.served):
+                granted = restarts.grant(now=anyio.current_time())
+            if granted is None:
+                self._ending.because(why, exit_code(status))
+                return
+            restarts, pause = granted
+            if not self._ending.begun.is_set():
+                self._display.say(f"{why}: starting it again with what it parked")
+            await self._pause(pause)
+
+    async def _tend_health(self, health: Health) -> None:
+        """Keep the endpoint alive while the ranks live, unless it fails again and again."""
+        restarts = Restarts()
+        self._display.say(f"health: {health.url}")
+        while self._start(health):
+            await anyio.wait_readable(health.process)
+            status = health.process.end()
+            if self._ending.begun.is_set():
+                return
+            granted = restarts.grant(now=anyio.current_time())
+            if granted is None:
+                health.close()
+                self._display.say(
+                    f"the health endpoint {describe(status)} again and again: it is given up, the "
+                    "ranks go on; start the group anew to have it back"
+                )
+                return
+            restarts, pause = granted
+            self._display.say(f"the health endpoint {describe(status)}: starting it again")
+            await self._pause(pause)
+
+    def _start(self, service: Rank | Health) -> bool:
+        """Start a process; False if the group ends instead."""
+        if self._ending.begun.is_set():
+            return False
+        try:
+            service.start()
+        except OSError as error:
+            self._ending.because(
+                f"a process cannot be started: {error}", EXIT_STATUS[ErrorCode.NO_DESCRIPTORS]
+            )
+            return False
+        return True
+
+    async def _listen(self, rank: Rank, helpers: TaskGroup) -> None:
+        while True:
+            await anyio.wait_readable(rank.notify)
+            self._take_news(rank, helpers)
+
+    async def _expire(self, rank: Rank) -> None:
+        while True:
+            await anyio.wait_readable(rank.parked)
+            rank.parked.expire()
+
+    def _take_news(self, rank: Rank, helpers: TaskGroup) -> None:
+        for news in rank.news():
+            match news:
+                case Report():
+                    self._display.progress(rank.name, news, now=anyio.current_time())
+                case Ready():
+                    helpers.start_soon(self._welcome, rank)
+                case Trouble():
+                    self._display.say(f"{rank.name}: {news.text}")
+                case unreachable:
+                    assert_never(unreachable)
+
+    async def _welcome(self, rank: Rank) -> None:
+        """Tell that a rank serves again, or that now all do."""
+        if self._announced:
+            self._say_unless_ending(again_text(await _ask(rank)))
+        elif all(each.ready for each in self._ranks):
+            self._announced = True
+            seconds = anyio.current_time() - self._began
+            told = [await _ask(each) for each in self._ranks]
+            first = self._launch.ranks[0]
+            text = ready_text(first.group, told, seconds=seconds, socket_dir=Path(first.socket_dir))
+            self._say_unless_ending(text)
+
+    def _say_unless_ending(self, text: str) -> None:
+        if not self._ending.begun.is_set():
+            self._display.settle()
+            self._display.say(text)
+
+    async def _pause(self, seconds: float) -> None:
+        with anyio.move_on_after(seconds):
+            await self._ending.begun.wait()
+
+    async def _stop_when_ending(self) -> None:
+        """SIGTERM to all, and SIGKILL to who is still there after a while or on a second signal."""
+        await self._ending.begun.wait()
+        for process in self._processes():
+            process.terminate()
+        with anyio.move_on_after(max(rank.deadlines.stop for rank in self._launch.ranks)):
+            await self._ending.hurried.wait()
+        for process in self._processes():
+            if process.pid is not None:
+                self._display.say(f"process {process.pid} still runs: killing it")
+                process.kill()
+
+    def _processes(self) -> list[Process]:
+        health = self._launch.health
+        return [*([health.process] if health else []), *(rank.process for rank in self._ranks)]
+
+
+async def _ask(rank: Rank) -> Told:
+    return await anyio.to_thread.run_sync(
+        partial(told_by, rank.name, rank.socket, timeout=STATUS_TIMEOUT)
+    )

@@ -1,0 +1,91 @@
+"""From what the user wrote to a folder: found on this host, or fetched by the loader's Python."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import anyio
+
+from preloadd.errors import EXIT_STATUS, ErrorCode, LoaderFailed, ModelNotFound
+from preloadd.launcher.policy import describe
+from preloadd.launcher.progress import Display
+from preloadd.linux.fds import OwnedFd
+from preloadd.linux.process import spawn
+from preloadd.weights.checkpoint.locate import DEFAULT_REVISION, locate
+
+OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+_TRUE = {"1", "ON", "YES", "TRUE"}
+_LONGEST_ANSWER = 1 << 16
+
+
+async def resolve(
+    model: str,
+    revision: str,
+    *,
+    environ: Mapping[str, str],
+    fetch: Sequence[str],
+    display: Display,
+) -> Path:
+    """The folder of `model`, which is downloaded by the command `fetch` where that is allowed.
+
+    ModelNotFound, or LoaderFailed with the exit status of the download, which cancelling ends.
+    """
+    try:
+        return locate(model, revision, environ=environ)
+    except ModelNotFound:
+        if not may_fetch(model, environ):
+            raise
+    display.say(f"fetching {model}, which is not in the Hugging Face cache")
+    return await _fetch([*fetch, model, "--revision", revision or DEFAULT_REVISION], environ)
+
+
+def may_fetch(model: str, environ: Mapping[str, str]) -> bool:
+    """Whether to look for `model` on the network: it can be an id, and that is not forbidden."""
+    if any(environ.get(name, "").upper() in _TRUE for name in OFFLINE):
+        return False
+    return bool(model) and not model.startswith(("/", ".", "~")) and not Path(model).exists()
+
+
+async def _fetch(command: Sequence[str], environ: Mapping[str, str]) -> Path:
+    """Run `command` and return the folder that it prints last."""
+    with ExitStack() as owned:
+        answers, told = map(OwnedFd, os.pipe2(os.O_CLOEXEC))
+        owned.callback(answers.close)
+        with told:
+            child = owned.enter_context(
+                spawn(
+                    command,
+                    environ=environ,
+                    new_group=True,
+                    parent_death_signal=signal.SIGKILL,
+                    stdout=told.fileno(),
+                )
+            )
+        answer = await _read_all(answers.fileno())
+        await anyio.wait_readable(child)
+        status = child.wait()
+    lines = answer.decode(errors="replace").splitlines()
+    folder = Path(lines[-1].strip()) if lines else None
+    if status or folder is None or not folder.is_dir():
+        raise LoaderFailed(
+            f"{command[-3]} could not be fetched: the download {describe(status)} (its own words "
+            "are above): give a folder, or correct the id, the revision or the network settings",
+            status or EXIT_STATUS[ErrorCode.LOADER],
+        )
+    return folder
+
+
+async def _read_all(fd: int) -> bytes:
+    """Everything until the end, of which only the end is kept."""
+    kept = b""
+    while True:
+        # One read never blocks: there is something to read, or the end.
+        await anyio.wait_readable(fd)
+        piece = os.read(fd, _LONGEST_ANSWER)
+        if not piece:
+            return kept
+        kept = (kept + piece)[-_LONGEST_ANSWER:]

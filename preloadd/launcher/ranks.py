@@ -1,0 +1,148 @@
+"""One rank over all its lives: its process, its notify socket and what it parked.
+
+Nothing here waits: `group` does, and calls in when a descriptor is readable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from preloadd.domain.settings import RankSettings
+from preloadd.errors import AlreadyRunning, OutOfDescriptors, ProtocolViolation
+from preloadd.launcher.processes import Process, child_environ
+from preloadd.launcher.progress import Report, parse_report
+from preloadd.linux.fdstore import FdStore
+from preloadd.linux.locks import Lock
+from preloadd.linux.memfd import sealed_bytes
+from preloadd.linux.notify import PROGRESS, Notification, NotifySocket
+
+SETTINGS = "settings"
+"""Name under which a rank inherits its settings."""
+
+MAX_PARKED = 1024
+"""Descriptors of one rank: 128 chunks, a manifest, the listener, a lease for each engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The rank serves from now on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """A message of the rank could not be followed; the text says why."""
+
+    text: str
+
+
+News = Ready | Report | Trouble
+
+
+class Rank:
+    """Owns everything of one rank that must not outlive the launcher; `close` ends it all."""
+
+    def __init__(
+        self,
+        settings: RankSettings,
+        command: Sequence[str],
+        environ: Mapping[str, str],
+        notify_path: Path,
+    ) -> None:
+        self.name = settings.instance
+        self.ready = False
+        self.served = False
+        self._settings = settings
+        self._started = False
+        with ExitStack() as owned:
+            self.notify = owned.enter_context(NotifySocket(notify_path))
+            self.parked = owned.enter_context(FdStore(MAX_PARKED))
+            encoded = msgspec.json.encode(settings)
+            self._told = owned.enter_context(sealed_bytes(SETTINGS, encoded))
+            owned.callback(self._remove_socket)
+            environ = child_environ(environ, NOTIFY_SOCKET=str(notify_path))
+            self.process = owned.enter_context(Process(command, environ))
+            self._owned = owned.pop_all()
+
+    @property
+    def folder(self) -> Path:
+        """Where the rank keeps its socket and its lock."""
+        return Path(self._settings.socket_dir, self.name)
+
+    @property
+    def socket(self) -> Path:
+        """Where engines find the rank."""
+        return self.folder / self._settings.parsed_instance.socket_name
+
+    def start(self) -> None:
+        """Begin a life, with all that earlier ones parked: see `Process.start`."""
+        self.process.start([(SETTINGS, self._told.fileno()), *self.parked.items()])
+        self._started = True
+
+    def news(self) -> Iterator[News]:
+        """Follow every message that waits; yields what concerns others."""
+        while True:
+            try:
+                message = self.notify.receive()
+            except (ProtocolViolation, OutOfDescriptors) as error:
+                yield Trouble(str(error))
+                continue
+            if message is None:
+                return
+            if message.pid == self.process.pid:
+                yield from self._follow(message)
+            else:
+                message.close()
+
+    def end(self) -> int:
+        """Reap the process of this life, which has ended; its exit status."""
+        self.ready = False
+        return self.process.end()
+
+    def close(self) -> None:
+        """Kill the rank if it still lives, remove its socket, and let go of what it parked."""
+        self._owned.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _follow(self, message: Notification) -> Iterator[News]:
+        """Do what the rank asks. Descriptors are stored or closed, which answers a barrier."""
+        fields = message.fields
+        if fields.get("FDSTOREREMOVE") == "1":
+            self.parked.remove(message.name)
+        if fields.get("FDSTORE") == "1":
+            yield from self._park(message)
+        else:
+            message.close()
+        if (report := parse_report(fields.get(PROGRESS, ""))) is not None:
+            yield report
+        if fields.get("READY") == "1":
+            self.ready = self.served = True
+            yield Ready()
+
+    def _park(self, message: Notification) -> Iterator[Trouble]:
+        try:
+            self.parked.add(message.name, message.fds, poll=message.fields.get("FDPOLL") != "0")
+        except OutOfDescriptors as error:
+            yield Trouble(str(error))
+
+    def _remove_socket(self) -> None:
+        """Remove what a killed rank left, unless another daemon has come to serve the device."""
+        if self._started:
+            with suppress(OSError, AlreadyRunning), Lock.take(self.folder, self.name):
+                self.socket.unlink(missing_ok=True)

@@ -1,0 +1,109 @@
+"""The composition root of `preloadd run`: whatever is wrong is said before any rank is spawned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import anyio
+
+from preloadd.config import RunOptions, rank_settings
+from preloadd.domain.settings import RankSettings
+from preloadd.errors import PreloadError
+from preloadd.launcher.checks import allow_many_files, find_python, prepare_socket_dir
+from preloadd.launcher.ending import SIGNALS, Ending
+from preloadd.launcher.group import Launch, run_group
+from preloadd.launcher.health import Health, listen
+from preloadd.launcher.model import resolve
+from preloadd.launcher.policy import Restarts
+from preloadd.launcher.progress import Display
+
+
+def rank_command(python: str, settings: RankSettings) -> Sequence[str]:
+    """The command line of a rank."""
+    return [python, "-m", "preloadd.rank", settings.instance]
+
+
+def fetch_command(python: str) -> Sequence[str]:
+    """The command that downloads a model and prints its folder; id and revision are appended."""
+    return [python, "-m", "preloadd.loader", "fetch"]
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What a launcher needs to know of the world, and the two programs that it starts."""
+
+    options: RunOptions
+    environ: Mapping[str, str]
+    display: Display
+    rank: Callable[[str, RankSettings], Sequence[str]] = rank_command
+    fetch: Callable[[str], Sequence[str]] = fetch_command
+
+    async def run(self) -> int:
+        """Run the group until it ends; the launcher's exit code.
+
+        PreloadError if it cannot even begin. Takes over SIGINT, SIGTERM and SIGHUP meanwhile.
+        """
+        failure: PreloadError | None = None
+        ending = Ending(self.display)
+        with anyio.open_signal_receiver(*SIGNALS) as signals:
+            async with anyio.create_task_group() as watching:
+                watching.start_soon(ending.watch, signals)
+                try:
+                    await self._serve(ending)
+                except PreloadError as error:
+                    # If it left the task group, that would wrap it.
+                    failure = error
+                watching.cancel_scope.cancel()
+        if failure is not None:
+            raise failure
+        return ending.code
+
+    async def _serve(self, ending: Ending) -> None:
+        python = find_python(self.options.python)
+        allow_many_files()
+        folder, derived = prepare_socket_dir(self.options, self.environ)
+        with ExitStack() as owned:
+            health = self._health(folder)
+            if health is not None:
+                owned.enter_context(health)
+            model = await self._find(python, ending)
+            if model is None:
+                return
+            self.display.say(f"serving {model} from {self.options.backend} memory")
+            ranks = rank_settings(self.options, model=model, socket_dir=folder, derived=derived)
+            launch = Launch(
+                ranks=ranks,
+                command=lambda settings: self.rank(python, settings),
+                environ=self.environ,
+                restarts=Restarts() if self.options.restart_ranks else None,
+                health=health,
+            )
+            await run_group(launch, ending, self.display)
+
+    def _health(self, socket_dir: Path) -> Health | None:
+        """The endpoint, listening already, so that a taken port is said at once."""
+        host, port = self.options.weight_cache_health_host, self.options.weight_cache_health_port
+        if port is None:
+            return None
+        return Health(
+            listen(host, port),
+            socket_dir=socket_dir,
+            instances=self.options.instances,
+            environ=self.environ,
+            log_level=self.options.log_level,
+        )
+
+    async def _find(self, python: str, ending: Ending) -> Path | None:
+        """The model's folder; None if the end began before it was found."""
+        with ending.preparing:
+            return await resolve(
+                self.options.model,
+                self.options.revision,
+                environ=self.environ,
+                fetch=self.fetch(python),
+                display=self.display,
+            )
+        return None

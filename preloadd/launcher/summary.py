@@ -1,0 +1,58 @@
+"""What is told once ranks serve: what each holds, how it came by it, and how engines connect."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from preloadd.errors import PreloadError
+from preloadd.launcher.progress import size
+from preloadd.transport.status import ask_status
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """One serving rank. `nbytes` and `seconds` are what it holds and what it took to get it;
+    `adopted` is None when the rank did not tell."""
+
+    name: str
+    socket: Path
+    adopted: bool | None = None
+    nbytes: int = 0
+    seconds: float = 0.0
+
+
+def told_by(name: str, socket: Path, *, timeout: float) -> Told:
+    """What the rank at `socket` tells. Blocks; a rank that does not answer is told of without."""
+    try:
+        status = ask_status(socket, timeout=timeout)
+    except PreloadError:
+        return Told(name, socket)
+    return Told(name, socket, status.adopted, status.arena_bytes, status.ready_s)
+
+
+def ready_text(group: str, ranks: Sequence[Told], *, seconds: float, socket_dir: Path) -> str:
+    """The lines that say that every rank serves."""
+    total = size(sum(rank.nbytes for rank in ranks))
+    plural = "s" if len(ranks) > 1 else ""
+    width = max(len(rank.name) for rank in ranks)
+    return "\n".join(
+        [
+            f"ready: {group}, {len(ranks)} rank{plural}, {total}, after {seconds:.1f} s",
+            *(f"  {rank.name:<{width}}  {_how(rank)}  {rank.socket}" for rank in ranks),
+            f"engines connect with PRELOADD_SOCKET_DIR={socket_dir} (or the option socket_dir)",
+        ]
+    )
+
+
+def again_text(rank: Told) -> str:
+    """The line that says that a rank serves again."""
+    return f"{rank.name} serves again: {_how(rank)}"
+
+
+def _how(rank: Told) -> str:
+    if rank.adopted is None:
+        return "serves"
+    verb = "adopted" if rank.adopted else "loaded"
+    return f"{verb} {size(rank.nbytes)} in {rank.seconds:.2f} s"

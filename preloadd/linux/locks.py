@@ -1,0 +1,70 @@
+"""One daemon per instance: a lock that the kernel gives back when its holder ends, however it ends.
+
+The number written into the file only helps people: whether somebody holds the lock is asked of the
+kernel, so a stale file, a reused number or a zombie means nothing. The file is never removed, or
+two daemons could each lock a file of that name.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from preloadd.errors import AlreadyRunning
+from preloadd.linux.fds import OwnedFd
+
+FILE_NAME = "rank.lock"
+_MAX_NUMBER = 32
+
+
+class Lock:
+    """A held lock. Children that inherit its descriptor would share it, so it is close-on-exec."""
+
+    def __init__(self, fd: OwnedFd) -> None:
+        self._fd = fd
+
+    @classmethod
+    def take(cls, folder: Path, instance: str) -> Self:
+        """Take the lock of `folder` for `instance`, or AlreadyRunning at once; never waits."""
+        path = folder / FILE_NAME
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        fd = OwnedFd(os.open(path, flags, 0o600))
+        try:
+            fcntl.flock(fd.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _write_number(fd.fileno(), os.getpid())
+        except BlockingIOError as error:
+            owner = _read_number(fd.fileno())
+            fd.close()
+            raise AlreadyRunning(instance, str(path), owner) from error
+        except BaseException:
+            fd.close()
+            raise
+        return cls(fd)
+
+    def close(self) -> None:
+        """Give the lock back."""
+        self._fd.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _write_number(fd: int, pid: int) -> None:
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, b"%d\n" % pid, 0)
+
+
+def _read_number(fd: int) -> int | None:
+    text = os.pread(fd, _MAX_NUMBER, 0).strip()
+    return int(text) if text.isdigit() else None

@@ -1,0 +1,287 @@
+"""Talking to a service manager: state, time, and descriptors it keeps for the next start.
+
+`Notifier` is the service's side, `inherited` what a restarted service gets back. `NotifySocket` is
+the manager's side, for the foreground launcher. Both speak sd_notify(3), so that a rank cannot tell
+systemd from the launcher.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import select
+import socket
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from sdnotify import SystemdNotifier
+
+from preloadd.errors import ConfigError, ProtocolViolation
+from preloadd.linux import ancillary
+from preloadd.linux.fds import MAX_FDS, OwnedFd
+from preloadd.linux.seqpacket import check_length
+
+log = logging.getLogger(__name__)
+
+MAX_DATAGRAM = 4096
+"""Bytes. systemd drops longer messages."""
+MAX_NAME = 255
+PROGRESS = "X_PRELOADD_PROGRESS"
+"""Field with phase, bytes done and bytes in total, separated by ';'. systemd ignores X_ fields."""
+
+# Characters; each takes at most four bytes of MAX_DATAGRAM.
+_MAX_STATUS = 900
+_FIRST_FD = 3
+
+
+def valid_name(name: str) -> bool:
+    """Whether descriptors can be stored as `name`: printable ASCII, no ':'."""
+    return 0 < len(name) <= MAX_NAME and name.isascii() and name.isprintable() and ":" not in name
+
+
+class Notifier:
+    """A service's line to its manager. Without one ($NOTIFY_SOCKET unset) every call does nothing.
+
+    A message that only informs is worth no outage and no waiting: if it cannot be sent at once, that
+    is logged once. The others wait for room and raise OSError, since the manager would otherwise
+    kill the service or lose its memory.
+    """
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        """Connect; ConfigError if the manager's socket is named but not there."""
+        self._socket = _connect(environ.get("NOTIFY_SOCKET", ""))
+        self._complained = False
+
+    @property
+    def listening(self) -> bool:
+        """Whether there is a manager."""
+        return self._socket is not None
+
+    def ready(self) -> None:
+        """The service serves from now on."""
+        self._send({"READY": "1"})
+
+    def status(self, text: str) -> None:
+        """One line for people, cut to a reasonable length."""
+        self._inform({"STATUS": _line(text)})
+
+    def progress(self, text: str, phase: str, done: int, total: int) -> None:
+        """A status with the same facts for machines; `done` and `total` are bytes."""
+        self._inform({"STATUS": _line(text), PROGRESS: f"{phase};{done};{total}"})
+
+    def extend_timeout(self, seconds: float) -> None:
+        """Ask for this much more time, from now, for the start or stop in progress."""
+        self._inform({"EXTEND_TIMEOUT_USEC": str(int(seconds * 1_000_000))})
+
+    def watchdog(self) -> None:
+        """A sign of life."""
+        self._inform({"WATCHDOG": "1"})
+
+    def stopping(self) -> None:
+        """The service begins to end."""
+        self._inform({"STOPPING": "1"})
+
+    def store(self, name: str, fds: Sequence[int], *, poll: bool) -> None:
+        """Have copies of borrowed `fds` kept as `name` for the next start.
+
+        With `poll` the manager drops one by itself when its peer hangs up. It drops silently what
+        exceeds its maximum: count afterwards, behind a `barrier`.
+        """
+        fields = {"FDSTORE": "1", "FDNAME": _checked(name)} | ({} if poll else {"FDPOLL": "0"})
+        for start in range(0, len(fds), MAX_FDS):
+            self._send(fields, fds[start : start + MAX_FDS])
+
+    def remove(self, name: str) -> None:
+        """Have all descriptors kept as `name` closed."""
+        self._send({"FDSTOREREMOVE": "1", "FDNAME": _checked(name)})
+
+    def barrier(self, timeout: float) -> None:
+        """Return when the manager has handled all that was sent before; TimeoutError."""
+        if self._socket is None:
+            return
+        ours, theirs = map(OwnedFd, os.pipe2(os.O_CLOEXEC))
+        with ours:
+            with theirs:
+                self._send({"BARRIER": "1"}, [theirs.fileno()])
+            hangup = select.poll()
+            hangup.register(ours.fileno(), 0)
+            if not hangup.poll(timeout * 1000):
+                raise TimeoutError(f"the service manager did not answer in {timeout} s")
+
+    def close(self) -> None:
+        """Hang up. Later calls do nothing."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def _inform(self, fields: Mapping[str, str]) -> None:
+        try:
+            if self._socket is not None:
+                self._socket.send(_encode(fields), socket.MSG_DONTWAIT)
+        except OSError as error:
+            if not self._complained:
+                log.warning("the service manager cannot be told %s: %s", [*fields], error)
+            self._complained = True
+
+    def _send(self, fields: Mapping[str, str], fds: Sequence[int] = ()) -> None:
+        if self._socket is not None:
+            ancillary.send(self._socket, _encode(fields), fds)
+
+
+@dataclass(frozen=True, slots=True)
+class Notification:
+    """One message of a service, unknown fields included. Whoever holds it owns `fds`.
+
+    `pid` is the sending process as the kernel knows it. A message with BARRIER is answered by
+    closing it.
+    """
+
+    fields: dict[str, str]
+    fds: tuple[OwnedFd, ...]
+    pid: int
+
+    @property
+    def name(self) -> str:
+        """The name its descriptors are to be stored or removed under."""
+        return self.fields.get("FDNAME", "stored")
+
+    def close(self) -> None:
+        """Close the descriptors nobody took."""
+        for fd in self.fds:
+            fd.close()
+
+
+class NotifySocket:
+    """The manager's end, at `path` in a private folder. Removed on close."""
+
+    def __init__(self, path: Path) -> None:
+        check_length(path)
+        self.path = path
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        try:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+            path.unlink(missing_ok=True)
+            self._socket.bind(os.fspath(path))
+        except BaseException:
+            self._socket.close()
+            raise
+
+    def fileno(self) -> int:
+        """Readable when there is a message."""
+        return self._socket.fileno()
+
+    def receive(self) -> Notification | None:
+        """The next message, or None if there is none now; the caller owns its descriptors.
+
+        ProtocolViolation for a message that is too long, no text or names its descriptors badly,
+        OutOfDescriptors if they do not fit: it is gone then, and its descriptors are closed.
+        """
+        try:
+            received = ancillary.receive(self._socket, MAX_DATAGRAM)
+        except BlockingIOError:
+            return None
+        try:
+            return Notification(_decode(received.data), received.fds, received.pid)
+        except ProtocolViolation:
+            for fd in received.fds:
+                fd.close()
+            raise
+
+    def close(self) -> None:
+        """Remove the path and close the socket."""
+        self.path.unlink(missing_ok=True)
+        self._socket.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def inherited(environ: Mapping[str, str], pid: int) -> dict[str, list[OwnedFd]]:
+    """The descriptors a manager passed to this process (its `pid`), by name; the caller owns them.
+
+    Call it once, first thing. Several may share a name, and their order means nothing. Empty if
+    there are none, or if they were meant for another process or are described wrongly.
+    """
+    numbers = range(_FIRST_FD, _FIRST_FD + _listed(environ, pid))
+    if not all(map(_make_private, numbers)):
+        return {}
+    listed = environ.get("LISTEN_FDNAMES")
+    names = ["unknown" for _ in numbers] if listed is None else listed.split(":")
+    if len(names) != len(numbers):
+        return {}
+    found: dict[str, list[OwnedFd]] = {}
+    for name, number in zip(names, numbers, strict=True):
+        found.setdefault(name, []).append(OwnedFd(number))
+    return found
+
+
+def _listed(environ: Mapping[str, str], pid: int) -> int:
+    with suppress(ValueError):
+        if int(environ.get("LISTEN_PID", "0")) == pid:
+            return max(0, int(environ.get("LISTEN_FDS", "0")))
+    return 0
+
+
+def _make_private(number: int) -> bool:
+    try:
+        fcntl.fcntl(number, fcntl.F_SETFD, fcntl.FD_CLOEXEC)
+    except (OSError, OverflowError):
+        return False
+    return True
+
+
+def _connect(address: str) -> socket.socket | None:
+    if not address:
+        return None
+    try:
+        # Without `debug` it would swallow every error. Its `notify` is not used: that encodes
+        # latin-1 and passes no descriptors.
+        connected: socket.socket = SystemdNotifier(debug=True).socket
+    except OSError as error:
+        raise ConfigError(
+            f"the service manager's socket {address} ($NOTIFY_SOCKET) cannot be reached: {error}: "
+            "unset NOTIFY_SOCKET to run without a manager"
+        ) from error
+    return connected
+
+
+def _line(text: str) -> str:
+    """`text` as a status: a line break would begin another field."""
+    return " ".join(text.splitlines())[:_MAX_STATUS]
+
+
+def _encode(fields: Mapping[str, str]) -> bytes:
+    return "\n".join(f"{key}={value}" for key, value in fields.items()).encode(errors="replace")
+
+
+def _decode(data: bytes) -> dict[str, str]:
+    try:
+        lines = data.decode().split("\n")
+    except UnicodeDecodeError as error:
+        raise ProtocolViolation("a notification that is no text") from error
+    fields: dict[str, str] = {}
+    for key, equals, value in (line.partition("=") for line in lines):
+        if equals:
+            fields.setdefault(key, value)
+    if not valid_name(fields.get("FDNAME", "stored")):
+        raise ProtocolViolation(f"descriptors under the name {fields['FDNAME']!r}")
+    return fields
+
+
+def _checked(name: str) -> str:
+    if not valid_name(name):
+        raise ValueError(f"{name!r} is no name for descriptors: printable ASCII without ':'")
+    return name

@@ -1,0 +1,142 @@
+"""Where sockets live, and which folders may be trusted with them.
+
+Three things make a folder or socket unfit: being a symbolic link, belonging to somebody who could
+plant things there, and permissions that let others do so. Folders that preloadd finds by itself
+must besides be private. Whoever passes a check may still be swapped if a folder further up belongs
+to somebody else: who connects asks `peers.peer` for the listener as well.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from preloadd.errors import ConfigError, InsecurePath
+from preloadd.linux.fds import OwnedFd
+
+PRIVATE = 0o700
+SYSTEM_DIR = Path("/run/preloadd")
+
+
+def socket_dirs(environ: Mapping[str, str], uid: int) -> list[Path]:
+    """Where an engine of user `uid` looks for daemons, first choice first."""
+    chosen = environ.get("PRELOADD_SOCKET_DIR")
+    return [*([Path(chosen)] if chosen else []), SYSTEM_DIR, *derived_dirs(environ, uid)]
+
+
+def derived_dirs(environ: Mapping[str, str], uid: int) -> list[Path]:
+    """Those of `socket_dirs` that nobody chose: private to the user, to be checked as `derived`."""
+    runtime = environ.get("XDG_RUNTIME_DIR", "")
+    temporary = environ.get("TMPDIR", "")
+    # The XDG rules say to ignore a relative folder.
+    mine = [Path(runtime, "preloadd")] if runtime.startswith("/") else []
+    return [*mine, Path(temporary if temporary.startswith("/") else "/tmp", f"preloadd-{uid}")]  # noqa: S108 checked before use
+
+
+def prepare_socket_dir(
+    path: Path, *, derived: bool, mode: int | None = None, group: int = -1
+) -> None:
+    """Make `path` (its parent exists) fit to hold sockets of this process, or InsecurePath.
+
+    With `mode`, it and `group` (unless -1) are set on a folder that is this user's own. Without, a
+    new folder is private and an existing one stays as it is. A `derived` folder is always private:
+    ConfigError if `mode` says otherwise.
+    """
+    _refuse_relative(path)
+    if derived and mode is not None and mode != PRIVATE:
+        raise ConfigError(
+            f"{path} was chosen automatically and stays private (0700), but other users or groups "
+            "are to have access: set the socket directory explicitly"
+        )
+    with suppress(FileExistsError):
+        path.mkdir(PRIVATE)
+    with _folder(path) as folder:
+        found = os.fstat(folder.fileno())
+        _check_folder(path, found, derived=derived, owners={0, os.geteuid()})
+        if mode is not None and found.st_uid == os.geteuid():
+            # A descriptor opened with O_PATH refuses fchmod and fchown.
+            same = Path(f"/proc/self/fd/{folder.fileno()}")
+            os.chown(same, -1, group)
+            same.chmod(mode)
+
+
+def trusted_dir(path: Path, *, derived: bool, owners: Collection[int]) -> None:
+    """InsecurePath unless sockets below `path` can only be those of root, this user or `owners`.
+
+    FileNotFoundError or NotADirectoryError if there is no such folder.
+    """
+    _refuse_relative(path)
+    with _folder(path) as folder:
+        trusted = {0, os.geteuid(), *owners}
+        _check_folder(path, os.fstat(folder.fileno()), derived=derived, owners=trusted)
+
+
+def trusted_socket(path: Path, *, derived: bool, owners: Collection[int]) -> None:
+    """InsecurePath unless the socket at `path` is one of root, this user or `owners`.
+
+    The folder that holds it is checked like `trusted_dir` does. FileNotFoundError or
+    NotADirectoryError if there is none.
+    """
+    _refuse_relative(path)
+    trusted = {0, os.geteuid(), *owners}
+    with _folder(path.parent) as folder:
+        _check_folder(path.parent, os.fstat(folder.fileno()), derived=derived, owners=trusted)
+        found = os.stat(path.name, dir_fd=folder.fileno(), follow_symlinks=False)
+    if stat.S_ISLNK(found.st_mode):
+        raise _is_link(path)
+    if not stat.S_ISSOCK(found.st_mode):
+        raise InsecurePath(f"{path} is no socket: remove it, then start the daemon again")
+    _check_owner(path, found, trusted)
+
+
+def _refuse_relative(path: Path) -> None:
+    if not path.is_absolute():
+        raise ConfigError(f"the socket directory or socket {path} must be an absolute path")
+
+
+def _folder(path: Path) -> OwnedFd:
+    """`path` itself, not what it links to."""
+    try:
+        return OwnedFd(os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_DIRECTORY | os.O_CLOEXEC))
+    except NotADirectoryError:
+        # That is also how the kernel refuses a link here.
+        if path.is_symlink():
+            raise _is_link(path) from None
+        raise
+
+
+def _check_folder(
+    path: Path, found: os.stat_result, *, derived: bool, owners: Collection[int]
+) -> None:
+    _check_owner(path, found, owners)
+    mode = stat.S_IMODE(found.st_mode)
+    if derived and mode & 0o077:
+        raise InsecurePath(
+            f"{path} is open to group or others (mode {mode:04o}) though it was chosen "
+            f"automatically: run `chmod 700 {path}`, or set the socket directory explicitly"
+        )
+    # In a sticky folder nobody can remove or rename what belongs to somebody else.
+    if mode & 0o022 and not mode & stat.S_ISVTX:
+        raise InsecurePath(
+            f"{path} is writable for group or others (mode {mode:04o}), who could replace the "
+            f"sockets in it: run `chmod go-w {path}`, or choose another socket directory"
+        )
+
+
+def _check_owner(path: Path, found: os.stat_result, owners: Collection[int]) -> None:
+    if found.st_uid not in owners:
+        trusted = ", ".join(map(str, sorted(owners)))
+        raise InsecurePath(
+            f"{path} belongs to user {found.st_uid}, trusted are {trusted}: let a trusted user own "
+            "it, or choose another socket directory"
+        )
+
+
+def _is_link(path: Path) -> InsecurePath:
+    return InsecurePath(
+        f"{path} is a symbolic link, and whoever made it could turn it elsewhere: give the path it "
+        "leads to"
+    )

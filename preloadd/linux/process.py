@@ -1,0 +1,158 @@
+"""Child processes: given descriptors as systemd does, watched through a pidfd, always reaped."""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from signal import SIGKILL, pidfd_send_signal
+from types import TracebackType
+from typing import Self
+
+from preloadd.linux import trampoline
+from preloadd.linux.fds import OwnedFd
+
+_TRAMPOLINE = str(Path(trampoline.__file__))
+
+
+class Child:
+    """A process this one started and must reap: by `poll`, by `wait` or by `close`.
+
+    One that leads its own group takes the group along: what its leader left behind is killed
+    before the leader is reaped, while the number cannot be anybody else's.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes], pidfd: OwnedFd, *, leads: bool) -> None:
+        self._process = process
+        self._pidfd = pidfd
+        self._leads = leads
+        self._exitcode: int | None = None
+
+    @property
+    def pid(self) -> int:
+        """The process id; once reaped, it may come to belong to another process."""
+        return self._process.pid
+
+    @property
+    def exitcode(self) -> int | None:
+        """The exit status, -n for a death by signal n; None until reaped."""
+        return self._exitcode
+
+    @property
+    def status(self) -> int | None:
+        """What a shell would report: the exit status, 128 + n for signal n; None until reaped."""
+        code = self._exitcode
+        return code if code is None or code >= 0 else 128 - code
+
+    def fileno(self) -> int:
+        """A descriptor that is readable once the process has ended."""
+        return self._pidfd.fileno()
+
+    def poll(self) -> int | None:
+        """Reap the process if it has ended; its `status`."""
+        if self._exitcode is None and self._ended(0):
+            self.kill_group()
+            self._exitcode = self._process.wait()
+        return self.status
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the end, reap the process and return its status; TimeoutError."""
+        if self._exitcode is None:
+            self._ended(timeout)
+        status = self.poll()
+        if status is None:
+            raise TimeoutError(f"process {self.pid} still runs after {timeout} s")
+        return status
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the process alone; nothing happens once it has ended."""
+        if self._exitcode is None:
+            with suppress(ProcessLookupError):
+                pidfd_send_signal(self._pidfd.fileno(), number)
+
+    def kill_group(self, number: int = SIGKILL) -> None:
+        """Send a signal to all processes of the group it leads; nothing happens once reaped."""
+        if self._leads and self._exitcode is None:
+            with suppress(ProcessLookupError):
+                os.killpg(self.pid, number)
+
+    def group_gone(self) -> bool:
+        """Whether the process was reaped and nothing of its group is left.
+
+        A kill takes effect a moment later: until then members may still write to shared memory.
+        Members that nobody reaps (PID 1 of a container may not care) stay for ever.
+        """
+        if self._exitcode is None:
+            return False
+        if self._leads:
+            with suppress(ProcessLookupError):
+                os.killpg(self.pid, 0)
+                return False
+        return True
+
+    def close(self) -> None:
+        """Kill the process and its group unless it was reaped, and reap it."""
+        self.signal(SIGKILL)
+        self.wait()
+        self._pidfd.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _ended(self, timeout: float | None) -> bool:
+        waiting = select.poll()
+        waiting.register(self._pidfd.fileno(), select.POLLIN)
+        return bool(waiting.poll(None if timeout is None else timeout * 1000))
+
+
+def spawn(
+    argv: Sequence[str],
+    *,
+    environ: Mapping[str, str],
+    fds: Sequence[tuple[str, int]] = (),
+    new_group: bool = False,
+    parent_death_signal: int | None = None,
+    stdout: int | None = None,
+) -> Child:
+    """Start `argv` with the environment `environ`; the caller owns the child.
+
+    It gets copies of the borrowed `fds` as `notify.inherited` expects them, standard input from
+    nowhere, standard output (or the borrowed `stdout`) and error of this process, and nothing else.
+    With `new_group` it leads a process group of its own. `parent_death_signal` is sent to it when
+    the *thread* that calls this ends. A command that cannot be executed ends with status 126 or
+    127.
+    """
+    numbers = sorted({number for _, number in fds})
+    parent = os.getpid() if parent_death_signal is not None else 0
+    passed = [f"{number}:{name}" for name, number in fds]
+    with ExitStack() as undo:
+        process = subprocess.Popen(  # noqa: S603 the caller's own command
+            [
+                *(sys.executable, "-I", "-S", _TRAMPOLINE),
+                *(str(parent), str(int(parent_death_signal or 0)), str(len(passed)), *passed),
+                *argv,
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            env=environ,
+            pass_fds=numbers,
+            # Set before this call returns, so that the group can be killed from now on.
+            process_group=0 if new_group else None,
+        )
+        undo.callback(process.wait)
+        undo.callback(process.kill)
+        pidfd = OwnedFd(os.pidfd_open(process.pid))
+        undo.pop_all()
+    return Child(process, pidfd, leads=new_group)

@@ -1,0 +1,150 @@
+"""SOCK_SEQPACKET sockets of AF_UNIX: one packet is one message, its descriptors belong to it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import struct
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from preloadd.errors import ConfigError, ProtocolViolation
+from preloadd.linux import ancillary
+from preloadd.linux.fds import OwnedFd
+
+MAX_PATH = 107
+"""Bytes of a socket's path: `sun_path` holds 108 with its final zero."""
+
+
+@dataclass(frozen=True, slots=True)
+class Packet:
+    """One packet. Whoever holds it owns `fds`."""
+
+    data: bytes
+    fds: tuple[OwnedFd, ...] = ()
+
+    @property
+    def eof(self) -> bool:
+        """Whether the peer has closed its end.
+
+        The kernel reports an empty packet and the end alike. No message of ours is empty, so both
+        are taken for the end.
+        """
+        return not self.data
+
+    def close(self) -> None:
+        """Close the descriptors nobody took."""
+        for fd in self.fds:
+            fd.close()
+
+
+class Pressure(Enum):
+    """What a sender that met back-pressure waits for."""
+
+    WRITABLE = "until the socket is writable"
+    PAUSE = "a moment: the socket polls writable all the while"
+
+
+def pressure(error: OSError) -> Pressure | None:
+    """What to wait for before sending again, or None if `error` is a real failure.
+
+    ETOOMANYREFS: this user has more descriptors in flight than RLIMIT_NOFILE, over all sockets.
+    """
+    if error.errno == errno.EAGAIN:
+        return Pressure.WRITABLE
+    if error.errno in {errno.ETOOMANYREFS, errno.ENOBUFS}:
+        return Pressure.PAUSE
+    return None
+
+
+def pair() -> tuple[socket.socket, socket.socket]:
+    """Two connected, blocking, close-on-exec sockets."""
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+def listen(path: Path, mode: int, backlog: int, *, group: int = -1) -> socket.socket:
+    """A listening socket at `path` with `mode` and, unless -1, `group`; the caller owns it.
+
+    The path appears at once and complete: who sees it can connect to it. A socket or file that is
+    there already is replaced, so the caller holds the lock of the folder. ConfigError if the path
+    is too long.
+    """
+    check_length(path)
+    # Of the same length or shorter, so that it fits whenever the path does.
+    temporary = path.with_name("~" + path.name[1:])
+    with ExitStack() as undo:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        undo.callback(sock.close)
+        temporary.unlink(missing_ok=True)
+        sock.bind(os.fspath(temporary))
+        undo.callback(temporary.unlink, missing_ok=True)
+        os.chown(temporary, -1, group, follow_symlinks=False)
+        temporary.chmod(mode)
+        sock.listen(backlog)
+        temporary.rename(path)
+        undo.pop_all()
+    return sock
+
+
+def connect(path: Path, *, timeout: float | None = None) -> socket.socket:
+    """A blocking socket connected to `path`; the caller owns it.
+
+    ConfigError if the path is too long; TimeoutError if the listener's queue stays full for
+    `timeout` seconds. Connecting needs no answer of the daemon: check `peers.peer` for who listens.
+    """
+    check_length(path)
+    with ExitStack() as undo:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        undo.callback(sock.close)
+        # A non-blocking connect to a full queue fails at once and cannot be polled for;
+        # a blocking one waits as long as a send may.
+        _set_send_timeout(sock, timeout)
+        try:
+            sock.connect(os.fspath(path))
+        except BlockingIOError as error:
+            raise TimeoutError(f"{path} did not accept a connection in {timeout} s") from error
+        _set_send_timeout(sock, None)
+        undo.pop_all()
+    return sock
+
+
+def send(sock: socket.socket, data: bytes, fds: Sequence[int] = ()) -> None:
+    """Send one packet with borrowed descriptors. OSError: see `pressure`."""
+    if not data:
+        raise ValueError("an empty packet would look like the end of the connection")
+    ancillary.send(sock, data, fds)
+
+
+def receive(sock: socket.socket, limit: int) -> Packet:
+    """Receive one packet of at most `limit` bytes; the caller owns its descriptors.
+
+    At the end of the connection the packet is `eof`. ProtocolViolation if the packet does not fit
+    or lost descriptors on the way, OutOfDescriptors if this process cannot take them.
+    """
+    received = ancillary.receive(sock, limit)
+    packet = Packet(received.data, received.fds)
+    if packet.eof and packet.fds:
+        packet.close()
+        raise ProtocolViolation("a packet with descriptors but no message")
+    return packet
+
+
+def check_length(path: Path) -> None:
+    """ConfigError if the kernel could not take `path` as a socket's address."""
+    length = len(os.fsencode(path))
+    if length > MAX_PATH:
+        raise ConfigError(
+            f"the socket path {path} has {length} bytes, the kernel takes {MAX_PATH} at most: "
+            "choose a shorter socket directory"
+        )
+
+
+def _set_send_timeout(sock: socket.socket, seconds: float | None) -> None:
+    # The kernel takes zero for "no timeout".
+    microseconds = 0 if seconds is None else max(1, int(seconds * 1_000_000))
+    timeval = struct.pack("@ll", *divmod(microseconds, 1_000_000))
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval)

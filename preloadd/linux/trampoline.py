@@ -1,0 +1,81 @@
+"""Runs between fork and exec of a service: hands it descriptors as systemd does, from 3 on.
+
+A spawn call alone cannot: $LISTEN_PID is known in the new process only. `process.spawn` executes
+this file by its path in an isolated interpreter, so it imports the standard library only:
+
+    python -I -S trampoline.py PARENT SIGNAL COUNT NUMBER:NAME... COMMAND...
+
+Unless PARENT is 0, the kernel sends the process SIGNAL when the thread that spawned it ends.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+_FIRST_FD = 3
+_PR_SET_PDEATHSIG = 1
+_NOT_EXECUTABLE = 126
+_NOT_FOUND = 127
+
+
+def main(arguments: list[str]) -> int:
+    """Prepare this process and become COMMAND; returns a shell's exit status if that fails."""
+    parent, death_signal, count = map(int, arguments[:3])
+    passed = [text.partition(":") for text in arguments[3 : 3 + count]]
+    command = arguments[3 + count :]
+    if parent:
+        die_with(parent, death_signal)
+    renumber([int(number) for number, _, _ in passed])
+    announce([name for _, _, name in passed])
+    reset_signals()
+    try:
+        os.execvp(command[0], command)  # noqa: S606 the whole point
+    except OSError as error:
+        sys.stderr.write(f"{command[0]} cannot be started: {error.strerror}\n")
+        return _NOT_FOUND if isinstance(error, FileNotFoundError) else _NOT_EXECUTABLE
+
+
+def die_with(parent: int, death_signal: int) -> None:
+    """Be sent `death_signal` when the spawning thread of `parent` ends, or now if it is gone."""
+    import ctypes  # costs some milliseconds that not every start needs
+
+    if ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, death_signal):
+        raise OSError("prctl(PR_SET_PDEATHSIG) failed")
+    if os.getppid() != parent:
+        # It ended before the call above: no signal will come.
+        os.kill(os.getpid(), death_signal)
+
+
+def renumber(numbers: Sequence[int]) -> None:
+    """Move the descriptors `numbers` to 3, 4, …, inheritable, and close the originals."""
+    # Through copies above the range, as a target may be the source of a later one.
+    above = _FIRST_FD + len(numbers)
+    copies = [fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, above) for number in numbers]
+    for number in set(numbers) - {0, 1, 2}:
+        os.close(number)
+    for target, copy in enumerate(copies, start=_FIRST_FD):
+        os.dup2(copy, target)
+
+
+def announce(names: Sequence[str]) -> None:
+    """Describe the descriptors from 3 on in this process's environment, or that there are none."""
+    for variable in ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"):
+        os.environ.pop(variable, None)
+    if names:
+        os.environ["LISTEN_PID"] = str(os.getpid())
+        os.environ["LISTEN_FDS"] = str(len(names))
+        os.environ["LISTEN_FDNAMES"] = ":".join(names)
+
+
+def reset_signals() -> None:
+    """Undo what the interpreter ignores for itself: exec would hand that on."""
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,107 @@
+"""The loader's entry: an order over the inherited link, or `fetch MODEL --revision REV`."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from preloadd.domain.settings import Memory
+from preloadd.errors import ConfigError, PreloadError
+from preloadd.linux import logs
+from preloadd.linux.fds import exhausted, is_exhausted
+from preloadd.linux.notify import inherited
+from preloadd.loader.fetch import fetch
+from preloadd.loader.pipeline import load
+from preloadd.loader.report import Reporter
+from preloadd.memory.api import Filler
+from preloadd.memory.host import HostFiller
+from preloadd.transport.blocking import Link
+
+log = logging.getLogger("preloadd.loader")
+
+LINK = "link"
+
+
+def main() -> int:
+    """Carry out the order; the exit status says why it failed (see `errors.EXIT_STATUS`)."""
+    logs.configure("INFO", os.environ)
+    match sys.argv[1:]:
+        case ["fetch", model, "--revision", revision]:
+            return _fetch(model, revision)
+        case []:
+            return _obey()
+        case other:
+            log.error("the loader is started by its rank; it knows no arguments %s", other)
+            return ConfigError().exit_status
+
+
+def _fetch(model: str, revision: str) -> int:
+    try:
+        sys.stdout.write(f"{fetch(model, revision)}\n")
+    except PreloadError as error:
+        log.error("%s", error)  # noqa: TRY400 - the text is for people
+        return error.exit_status
+    return 0
+
+
+def _obey() -> int:
+    """Load what the rank orders over the inherited link."""
+    passed = inherited(os.environ, os.getpid()).get(LINK, [])
+    if len(passed) != 1:
+        log.error("the loader is started by its rank, which passes it a socket to talk over")
+        return ConfigError().exit_status
+    link = Link(socket.socket(fileno=passed[0].take()))
+    reporter = Reporter(link, clock=time.monotonic)
+    try:
+        settings = reporter.order().settings
+        load(
+            settings,
+            _filler(settings.model.memory),
+            reporter,
+            digest_cache=_digest_cache(os.environ),
+        )
+    except PreloadError as error:
+        return _failed(reporter, error)
+    except BrokenPipeError:
+        log.warning("the rank is gone: so is this load")
+        return 1
+    except OSError as error:
+        if not is_exhausted(error):
+            raise
+        return _failed(reporter, exhausted(error, "loading"))
+    finally:
+        link.close()
+    return 0
+
+
+def _failed(reporter: Reporter, error: PreloadError) -> int:
+    reporter.failed(error)
+    return error.exit_status
+
+
+def _filler(memory: Memory) -> Filler:
+    match memory:
+        case Memory.HOST:
+            return HostFiller()
+
+
+def _digest_cache(environ: Mapping[str, str]) -> Path | None:
+    """Where digests of whole files are kept: the service's cache folder, else the user's."""
+    if environ.get("CACHE_DIRECTORY"):
+        return Path(environ["CACHE_DIRECTORY"].partition(":")[0]) / "digests"
+    cache = environ.get("XDG_CACHE_HOME", "")
+    if not cache.startswith("/"):
+        home = environ.get("HOME", "")
+        if not home.startswith("/"):
+            return None
+        cache = f"{home}/.cache"
+    return Path(cache) / "preloadd" / "digests"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

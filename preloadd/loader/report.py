@@ -1,0 +1,61 @@
+"""The loader's line to its rank: progress, chunks, the manifest, or why there will be none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from preloadd.errors import PreloadError, ProtocolViolation
+from preloadd.linux.memfd import sealed_bytes
+from preloadd.memory.api import WritableChunk
+from preloadd.protocol import codec
+from preloadd.protocol.messages import (
+    ChunkFilled,
+    Failed,
+    ManifestWritten,
+    Order,
+    Progress,
+)
+from preloadd.transport.blocking import Link
+
+EVERY_S = 0.2
+"""Seconds between two reports of progress within one phase."""
+
+
+class Reporter:
+    """Talks to the rank over a borrowed link. OSError from any call means that the rank is gone."""
+
+    def __init__(self, link: Link, *, clock: Callable[[], float]) -> None:
+        self._link = link
+        self._clock = clock
+        self._phase = ""
+        self._last = float("-inf")
+
+    def order(self) -> Order:
+        """What the rank wants loaded; ProtocolViolation if it says something else."""
+        packet = self._link.receive()
+        packet.close()
+        if packet.eof:
+            raise ProtocolViolation("the rank is gone before it said what to load")
+        return codec.decode_order(packet.data)
+
+    def progress(self, phase: str, done: int = 0, total: int = 0) -> None:
+        """Tell how many bytes of this phase are done, unless that was just told."""
+        now = self._clock()
+        if phase == self._phase and done < total and now - self._last < EVERY_S:
+            return
+        self._phase, self._last = phase, now
+        self._link.send(codec.encode(Progress(phase=phase, done=done, total=total)))
+
+    def chunk(self, index: int, chunk: WritableChunk) -> None:
+        """Hand over a copy of the descriptor of a filled chunk."""
+        message = ChunkFilled(index=index, nbytes=chunk.nbytes)
+        self._link.send(codec.encode(message), [chunk.fd])
+
+    def manifest(self, encoded: bytes) -> None:
+        """Hand over the encoded manifest, sealed: the load is complete."""
+        with sealed_bytes("preloadd-manifest", encoded) as fd:
+            self._link.send(codec.encode(ManifestWritten(nbytes=len(encoded))), [fd])
+
+    def failed(self, error: PreloadError) -> None:
+        """Say why there will be no weights."""
+        self._link.send(codec.encode(Failed(code=error.code, detail=str(error))))

@@ -1,0 +1,238 @@
+"""Host memory: a chunk is a memfd that its filler maps writable, everybody else read-only.
+
+After sealing, nobody can change a chunk: not through the descriptor, not through a new mapping,
+not by opening /proc/PID/fd again. Only a writable mapping that exists already could, which is why
+the keeper seals when the filler and its children are gone, and the filler keeps mappings from
+children.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import resource
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from types import TracebackType
+from typing import Self
+
+from preloadd.errors import DamagedManifest, OutOfRoom, PreloadError
+from preloadd.linux import memfd
+from preloadd.linux.fds import OwnedFd, exhausted, is_exhausted
+from preloadd.linux.room import room
+
+_SEALS = memfd.FIXED_SIZE | memfd.SEAL_FUTURE_WRITE | memfd.SEAL_SEAL
+
+
+class HostFiller:
+    """Makes chunks in the memory of this host. Implements `memory.api.Filler`."""
+
+    @property
+    def granularity(self) -> int:
+        """The page size."""
+        return mmap.PAGESIZE
+
+    def room(self) -> tuple[int, str]:
+        """What MemAvailable and the cgroups leave."""
+        return room()
+
+    def create(self, nbytes: int) -> HostChunk:
+        """A zero-filled chunk with all its pages allocated; OutOfRoom, OutOfDescriptors."""
+        if nbytes <= 0 or nbytes % self.granularity:
+            raise ValueError(f"{nbytes} is no positive multiple of {self.granularity} bytes")
+        with _translated(nbytes), ExitStack() as undo:
+            fd = memfd.create("preloadd-chunk")
+            undo.callback(fd.close)
+            os.ftruncate(fd.fileno(), nbytes)
+            # Allocated now, so that a lack of memory is an error here and not a SIGBUS in a copy
+            # later. It costs 0.25 s a GiB and is won back where one thread fills the chunk, since
+            # the copy then meets no page faults; disks are slower by far.
+            os.posix_fallocate(fd.fileno(), 0, nbytes)
+            area = mmap.mmap(fd.fileno(), nbytes, flags=mmap.MAP_SHARED)
+            undo.callback(area.close)
+            area.madvise(mmap.MADV_DONTFORK)
+            # Or a core dump would hold the weights, as it does all memory without a path.
+            area.madvise(mmap.MADV_DONTDUMP)
+            undo.pop_all()
+        return HostChunk(fd, area)
+
+
+class HostChunk:
+    """A chunk under construction. Implements `memory.api.WritableChunk`."""
+
+    def __init__(self, fd: OwnedFd, area: mmap.mmap) -> None:
+        self._fd = fd
+        self._area = area
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return len(self._area)
+
+    @property
+    def fd(self) -> OwnedFd:
+        """The memfd, owned by the chunk."""
+        return self._fd
+
+    def view(self, offset: int, nbytes: int) -> memoryview:
+        """A writable window of exactly `nbytes`, or ValueError."""
+        if offset < 0 or nbytes < 0 or offset + nbytes > self.nbytes:
+            raise ValueError(f"no {nbytes} bytes at {offset} in a chunk of {self.nbytes}")
+        return memoryview(self._area)[offset : offset + nbytes]
+
+    def close(self) -> None:
+        """Unmap and close the descriptor; BufferError, and nothing done, while a window lives."""
+        self._area.close()
+        self._fd.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.close()
+            return
+        # Windows may live on in the frames of the error, which a BufferError must not hide. The
+        # mapping goes with the last of them.
+        self._fd.close()
+        with suppress(BufferError):
+            self._area.close()
+
+
+class HostKeeper:
+    """Proves and seals chunks by their descriptors alone. Implements `memory.api.Keeper`."""
+
+    def seal(self, fd: int, nbytes: int) -> None:
+        """Seal a chunk whose filler is gone; DamagedManifest if it is no chunk of `nbytes`."""
+        try:
+            if _seals(fd) & _SEALS != _SEALS:
+                memfd.seal(fd, _SEALS)
+        except PermissionError as error:
+            raise DamagedManifest("a chunk was opened read-only or refuses seals") from error
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            raise PreloadError(
+                "this kernel cannot seal memory against future writers (F_SEAL_FUTURE_WRITE): "
+                "Linux 5.1 or newer is needed"
+            ) from error
+        self.verify(fd, nbytes)
+
+    def verify(self, fd: int, nbytes: int) -> None:
+        """DamagedManifest unless `fd` is a sealed chunk of exactly `nbytes`."""
+        found = _seals(fd)
+        if found & _SEALS != _SEALS:
+            raise DamagedManifest(
+                f"a chunk is not sealed (seals {found:#x}): it could still change"
+            )
+        nbytes_found = os.fstat(fd).st_size
+        if nbytes_found != nbytes or nbytes <= 0:
+            raise DamagedManifest(f"a chunk has {nbytes_found} bytes instead of {nbytes}")
+
+
+class HostMapping:
+    """The chunks of one generation, mapped read-only. Implements `memory.api.Mapping`."""
+
+    def __init__(self, areas: Sequence[mmap.mmap]) -> None:
+        self._areas = areas
+
+    @property
+    def writable(self) -> bool:
+        """False: the seals leave nobody another choice."""
+        return False
+
+    def chunk(self, index: int) -> memoryview:
+        """The bytes of one chunk, read-only."""
+        return memoryview(self._areas[index])
+
+    def close(self) -> None:
+        """Unmap all; BufferError, and nothing unmapped, while a view of any chunk lives."""
+        used = [index for index, area in enumerate(self._areas) if _has_views(area)]
+        if used:
+            raise BufferError(f"views of chunk {used[0]} are still alive")
+        for area in self._areas:
+            area.close()
+        self._areas = ()
+
+
+class HostMapper:
+    """Maps granted chunks. Implements `memory.api.Mapper`."""
+
+    def map(self, chunks: Sequence[tuple[OwnedFd, int]]) -> HostMapping:
+        """Map every (descriptor, size) read-only; takes and closes the descriptors, whatever comes.
+
+        DamagedManifest if one is no sealed chunk of that size; OutOfDescriptors, OutOfRoom.
+        """
+        with ExitStack() as taken, ExitStack() as undo:
+            for fd, _ in chunks:
+                taken.callback(fd.close)
+            areas = []
+            for fd, nbytes in chunks:
+                area = _map(fd.fileno(), nbytes)
+                undo.callback(area.close)
+                areas.append(area)
+            undo.pop_all()
+        return HostMapping(areas)
+
+
+def _has_views(area: mmap.mmap) -> bool:
+    """Whether memoryviews, or what was made of them, still use a read-only mapping."""
+    try:
+        # Asks without doing: it looks for views first, then refuses since the mapping is read-only.
+        area.resize(len(area))
+    except BufferError:
+        return True
+    except TypeError:
+        return False
+    raise AssertionError("a read-only mapping was resized")
+
+
+def _map(fd: int, nbytes: int) -> mmap.mmap:
+    HostKeeper().verify(fd, nbytes)
+    try:
+        with _translated(nbytes):
+            # The mapping has a duplicate of the descriptor until it is closed.
+            area = mmap.mmap(fd, nbytes, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+    except PermissionError as error:
+        raise DamagedManifest("a chunk was opened write-only") from error
+    area.madvise(mmap.MADV_DONTDUMP)
+    return area
+
+
+def _seals(fd: int) -> int:
+    try:
+        return memfd.seals(fd)
+    except OSError as error:
+        raise DamagedManifest("a chunk came as something else than a memfd") from error
+
+
+@contextmanager
+def _translated(nbytes: int) -> Iterator[None]:
+    """Give errors of the kernel about `nbytes` of memory their meaning."""
+    try:
+        yield
+    except OSError as error:
+        if is_exhausted(error):
+            raise exhausted(error, f"making or mapping a chunk of {nbytes:,} bytes") from error
+        if error.errno in {errno.ENOMEM, errno.ENOSPC, errno.EFBIG}:
+            raise _out_of_room(error, nbytes) from error
+        raise
+
+
+def _out_of_room(error: OSError, nbytes: int) -> OutOfRoom:
+    if error.errno == errno.EFBIG:
+        free, limit = (
+            resource.getrlimit(resource.RLIMIT_FSIZE)[0],
+            "the file size limit (ulimit -f)",
+        )
+        return OutOfRoom(wanted=nbytes, free=free, limit=limit)
+    free, limit = room()
+    if free >= nbytes:
+        free, limit = 0, "a limit of the kernel (`ulimit -v`, or vm.overcommit_memory)"
+    return OutOfRoom(wanted=nbytes, free=free, limit=limit)

@@ -1,0 +1,1 @@
+"""The wire, without any I/O: messages, state machines, payload encoding."""

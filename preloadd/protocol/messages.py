@@ -1,0 +1,224 @@
+"""Every message of the wire and of the loader link, as msgspec structs.
+
+One packet is one message: a version byte, then msgpack of a tagged struct (see `docs/protocol.md`).
+Sizes are bytes, times are seconds. Nothing here is trusted: `protocol.connection` decides.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+from preloadd.domain.files import FileIdentity
+from preloadd.domain.leases import Mode
+from preloadd.domain.lifecycle import State
+from preloadd.domain.settings import RankSettings
+
+VERSION = 1
+"""First byte of every packet. A peer with another one is answered with `Refused` and hung up on."""
+
+MAX_PACKET = 64 * 1024
+"""Bytes. The kernel's default send buffer would take 212,960."""
+
+MAX_DESCRIPTORS = 253
+"""SCM_MAX_FD of the kernel."""
+
+
+class Reason(StrEnum):
+    """Why a daemon that is there does not hand out weights."""
+
+    STARTING = "starting"
+    LOADING = "loading"
+    RELEASED = "released"
+    INCOMPLETE = "incomplete"
+    FAILED = "failed"
+    STOPPING = "stopping"
+    BUSY = "busy"
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Base of all messages. Unknown fields are ignored, unknown tags refused."""
+
+
+# ---- engine or operator to rank ---------------------------------------------------------------
+
+
+class Attach(Message, frozen=True, tag="attach"):
+    """Ask for the weights. `files` are the identities of the engine's own shards, or empty."""
+
+    key: dict[str, str]
+    device: str
+    mode: Mode = Mode.ZERO_COPY
+    client: str = ""
+    files: tuple[FileIdentity, ...] = ()
+
+
+class Release(Message, frozen=True, tag="release"):
+    """Free the weights, parked descriptors included."""
+
+
+class Load(Message, frozen=True, tag="load"):
+    """Load again after a release (operator)."""
+
+
+class Memory(Message, frozen=True, tag="memory"):
+    """Ask how much device memory an engine with this key would find already taken."""
+
+    key: dict[str, str]
+    device: str
+    files: tuple[FileIdentity, ...] = ()
+
+
+class Status(Message, frozen=True, tag="status"):
+    """Ask how the rank is."""
+
+
+class Watch(Message, frozen=True, tag="watch"):
+    """Be told of every change of state from now on; the first `StateChanged` comes at once."""
+
+
+# ---- rank to engine or operator -----------------------------------------------------------------
+
+
+class Granted(Message, frozen=True, tag="granted"):
+    """Descriptors follow in this packet: the manifest, then every chunk in order."""
+
+    generation: str
+    lease: str
+    backend: str
+    manifest: int
+    chunks: tuple[int, ...]
+
+
+class Field(Message, frozen=True):
+    """One differing field with both values, cut to 512 characters each."""
+
+    name: str
+    daemon: str
+    engine: str
+
+
+class Mismatched(Message, frozen=True, tag="mismatch"):
+    """The keys differ; at most 64 fields are told."""
+
+    fields: tuple[Field, ...]
+
+
+class NotAvailable(Message, frozen=True, tag="unavailable"):
+    """No weights now. With `LOADING`, `done` and `total` tell how far the load is (bytes)."""
+
+    reason: Reason
+    detail: str
+    done: int = 0
+    total: int = 0
+
+
+class Done(Message, frozen=True, tag="done"):
+    """A request without an answer of its own was carried out."""
+
+
+class Refused(Message, frozen=True, tag="refused"):
+    """The request is not acceptable: `code` is one of `errors.ErrorCode`."""
+
+    code: str
+    detail: str
+
+
+class MemoryHeld(Message, frozen=True, tag="memory-held"):
+    """Bytes of device memory that an engine with this key must count as already there."""
+
+    nbytes: int
+
+
+class LeaseTold(Message, frozen=True):
+    """One lease as told by `status`."""
+
+    id: str
+    client: str
+    pid: int
+    mode: Mode
+    generation: str
+
+
+class StatusTold(Message, frozen=True, tag="status-told"):
+    """How the rank is. `counters` tell what loading cost, now and in this process; see the docs."""
+
+    group: str
+    instance: str
+    device: str
+    role: str
+    pid: int
+    version: str
+    state: State
+    detail: str = ""
+    model: str = ""
+    backend: str = ""
+    builder: str = ""
+    generation: str = ""
+    adopted: bool = False
+    tensors: int = 0
+    tensor_bytes: int = 0
+    arena_bytes: int = 0
+    chunks: int = 0
+    done: int = 0
+    total: int = 0
+    uptime_s: float = 0.0
+    ready_s: float = 0.0
+    leases: tuple[LeaseTold, ...] = ()
+    lease_count: int = 0
+    counters: dict[str, int] = {}
+    key: dict[str, str] = {}
+
+
+class StateChanged(Message, frozen=True, tag="state"):
+    """Sent to watchers. The same generation after a restart means: nothing to do."""
+
+    state: State
+    generation: str = ""
+
+
+Request = Attach | Release | Load | Memory | Status | Watch
+Reply = (
+    Granted | Mismatched | NotAvailable | Done | Refused | MemoryHeld | StatusTold | StateChanged
+)
+
+
+# ---- rank and its loader ------------------------------------------------------------------------
+
+
+class Order(Message, frozen=True, tag="order"):
+    """Rank to loader, once: what to load."""
+
+    settings: RankSettings
+
+
+class Progress(Message, frozen=True, tag="progress"):
+    """Loader to rank: bytes done of total in this phase; also the sign of life."""
+
+    phase: str
+    done: int = 0
+    total: int = 0
+
+
+class ChunkFilled(Message, frozen=True, tag="chunk"):
+    """Loader to rank: one chunk; its descriptor is in this packet. Not sealed yet."""
+
+    index: int
+    nbytes: int
+
+
+class ManifestWritten(Message, frozen=True, tag="manifest"):
+    """Loader to rank: all chunks are filled and unmapped. Carries the sealed manifest."""
+
+    nbytes: int
+
+
+class Failed(Message, frozen=True, tag="failed"):
+    """Loader to rank, last: why there will be no weights. `code` is one of `errors.ErrorCode`."""
+
+    code: str
+    detail: str
+
+
+LoaderReport = Progress | ChunkFilled | ManifestWritten | Failed

@@ -1,0 +1,93 @@
+"""Adoption: which of the descriptors that came back at start are a generation worth keeping."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from preloadd.domain.manifest import Manifest
+from preloadd.domain.recipe import Recipe, changes
+from preloadd.errors import DamagedManifest, ProtocolViolation
+from preloadd.linux.fds import OwnedFd
+from preloadd.linux.memfd import read_sealed
+from preloadd.memory.api import Keeper
+from preloadd.protocol import payload
+from preloadd.rank.generation import Generation, chunk_name, manifest_name
+
+
+@dataclass(slots=True)
+class Adoption:
+    """What came of it. `generation` is the caller's to close; names in `dropped` are to be evicted.
+
+    `reasons` say why something was dropped, for the log and the status.
+    """
+
+    generation: Generation | None = None
+    dropped: list[str] = field(default_factory=list)
+    reasons: list[str] = field(default_factory=list)
+
+
+def adopt(
+    parked: Mapping[str, Sequence[OwnedFd]], keeper: Keeper, wanted: Recipe | None
+) -> Adoption:
+    """Pick the generation that matches `wanted` out of what was `parked`, close all the rest.
+
+    Takes every descriptor. `wanted` None (the checkpoint cannot be looked at) adopts whatever is
+    whole: engines compare keys, so stale weights are refused by them, never served as fresh ones.
+    """
+    result = Adoption()
+    for name in sorted(parked):
+        if result.generation is None and name.startswith("manifest."):
+            result.generation = _whole(name, parked, keeper, wanted, result.reasons)
+    kept = _names(result.generation)
+    for name, fds in parked.items():
+        for fd in fds[1:] if name in kept else fds:
+            fd.close()
+        if name not in kept:
+            result.dropped.append(name)
+    return result
+
+
+def _names(generation: Generation | None) -> set[str]:
+    if generation is None:
+        return set()
+    chunks = range(len(generation.chunks))
+    return {manifest_name(generation.id), *(chunk_name(generation.id, i) for i in chunks)}
+
+
+def _whole(
+    name: str,
+    parked: Mapping[str, Sequence[OwnedFd]],
+    keeper: Keeper,
+    wanted: Recipe | None,
+    reasons: list[str],
+) -> Generation | None:
+    """The generation of manifest `name` if all of it is there and fits; else None and a reason."""
+    try:
+        sealed = parked[name][0]
+        manifest = payload.decode(read_sealed(sealed.fileno(), payload.MAX_NBYTES))
+        if name != manifest_name(manifest.generation):
+            raise DamagedManifest(f"parked as {name}, it says generation {manifest.generation}")  # noqa: TRY301
+        chunks = _chunks(manifest, parked, keeper)
+    except (DamagedManifest, ProtocolViolation, OSError) as error:
+        reasons.append(f"parked weights are damaged: {error}")
+        return None
+    differing = () if wanted is None else changes(manifest.recipe, wanted)
+    if differing:
+        told = "; ".join(f"{d.field}: was {d.daemon}, now {d.engine}" for d in differing)
+        reasons.append(f"parked weights are for something else: {told}")
+        return None
+    return Generation(manifest, sealed, chunks)
+
+
+def _chunks(
+    manifest: Manifest, parked: Mapping[str, Sequence[OwnedFd]], keeper: Keeper
+) -> list[OwnedFd]:
+    found = []
+    for index, nbytes in enumerate(manifest.chunks):
+        fds = parked.get(chunk_name(manifest.generation, index), ())
+        if not fds:
+            raise DamagedManifest(f"chunk {index} of generation {manifest.generation} is missing")
+        keeper.verify(fds[0].fileno(), nbytes)
+        found.append(fds[0])
+    return found

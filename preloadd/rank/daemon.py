@@ -1,0 +1,223 @@
+"""The life of a rank daemon, in order: adopt or load, park, bind, ready, serve, stop."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import anyio
+from anyio.abc import TaskGroup
+
+from preloadd.domain.access import Peer, Policy, may_attach
+from preloadd.domain.leases import Lease
+from preloadd.domain.recipe import Recipe, recipe_of
+from preloadd.domain.settings import RankSettings
+from preloadd.errors import AccessDenied, ModelNotFound, PreloadError, ReadFailed
+from preloadd.linux import peers, seqpacket
+from preloadd.linux.fds import OwnedFd
+from preloadd.linux.notify import Notifier
+from preloadd.protocol.messages import Progress
+from preloadd.rank.adoption import Adoption, adopt
+from preloadd.rank.loading import Loader
+from preloadd.rank.parking import LISTENER, Parking
+from preloadd.rank.service import Service
+from preloadd.rank.session import Desk
+from preloadd.transport.aio import Limits
+from preloadd.transport.server import Server
+from preloadd.weights.checkpoint import identities_of
+
+log = logging.getLogger(__name__)
+
+BACKLOG = 128
+Parked = Mapping[str, Sequence[OwnedFd]]
+
+
+class Daemon:
+    """One rank daemon, once. `run` is its whole life; the lock is held by the caller."""
+
+    def __init__(
+        self,
+        settings: RankSettings,
+        policy: Policy,
+        notifier: Notifier,
+        loader: Loader,
+        *,
+        clock: Callable[[], float],
+        watchdog_s: float | None,
+    ) -> None:
+        self._settings = settings
+        self._policy = policy
+        self._notifier = notifier
+        self._loader = loader
+        self._watchdog_s = watchdog_s
+        self._parking = Parking(notifier)
+        self._service = Service(settings, self._parking, clock=clock)
+        self._desk = Desk(self._service, policy)
+        deadlines = settings.deadlines
+        limits = Limits(deadlines.speak, deadlines.send, settings.max_connections)
+        self._server = Server(self._desk.serve, self._admit, limits)
+        instance = settings.parsed_instance
+        self._path = Path(settings.socket_dir) / settings.instance / instance.socket_name
+
+    async def run(self, parked: dict[str, list[OwnedFd]]) -> None:
+        """Serve until SIGTERM or SIGINT. Takes every descriptor in `parked`.
+
+        Raises what keeps this rank from serving; parked weights stay parked in every case.
+        """
+        async with AsyncExitStack() as undo:
+            undo.callback(self._service.close)
+            tasks = await undo.enter_async_context(anyio.create_task_group())
+            undo.callback(tasks.cancel_scope.cancel)
+            tasks.start_soon(self._stop_on_signal, tasks.cancel_scope)
+            tasks.start_soon(self._parking.work)
+            if self._watchdog_s is not None:
+                tasks.start_soon(self._show_life, self._watchdog_s)
+            listener = self._inherited_listener(parked.pop(LISTENER, []))
+            if listener is not None:
+                tasks.start_soon(self._serve, listener)
+            self._resume_leases(parked, tasks)
+            await self._bring_up(parked)
+            if listener is None:
+                tasks.start_soon(self._serve, self._bind())
+            await self._parking.ready()
+            await self._reload_when_asked()
+
+    async def _bring_up(self, parked: Parked) -> None:
+        """Adopt what is parked or load afresh, until the service serves."""
+        adoption = adopt(parked, self._loader.keeper, self._wanted() if parked else None)
+        for reason in adoption.reasons:
+            log.warning("%s: loading afresh", reason)
+        self._parking.drop(adoption.dropped)
+        if adoption.generation is None:
+            await self._load(adoption)
+            return
+        self._service.adopted(adoption.generation)
+        manifest = adoption.generation.manifest
+        log.info("adopted generation %s: %d tensors", manifest.generation, len(manifest))
+        self._notifier.status(f"serving {self._settings.model.name} (adopted)")
+
+    async def _load(self, after: Adoption | None = None) -> None:
+        """Load a new generation and park it. What was evicted is gone before: two rarely fit."""
+        self._service.load_started()
+        if after is None or after.dropped:
+            await self._parking.settle()
+        generation = await self._loader.load(self._settings, self._progressed)
+        try:
+            await self._parking.commit(generation)
+        except OSError as error:
+            generation.close()
+            raise PreloadError(f"the service manager does not keep the weights: {error}") from error
+        self._service.loaded(generation)
+        manifest, read = generation.manifest, generation.manifest.counters
+        log.info(
+            "loaded generation %s: %d tensors, %.2f GiB in %.2f s",
+            manifest.generation,
+            len(manifest),
+            manifest.nbytes / 2**30,
+            read.get("load_ms", 0) / 1000,
+        )
+        self._notifier.status(f"serving {self._settings.model.name}")
+
+    async def _reload_when_asked(self) -> None:
+        """Wait for requests to load again after a release; a failure is told, not fatal."""
+        while True:
+            await self._service.load_wanted.wait()
+            try:
+                await self._load()
+            except PreloadError as error:
+                log.error("loading again failed: %s", error)  # noqa: TRY400 - told to people whole
+                self._service.load_failed(str(error))
+                self._notifier.status(f"failed: {error}")
+
+    def _progressed(self, progress: Progress) -> None:
+        self._service.progressed(progress)
+        percent = f" {100 * progress.done // progress.total}%" if progress.total else ""
+        self._notifier.extend_timeout(self._settings.deadlines.silence)
+        self._notifier.progress(
+            f"{progress.phase}{percent}", progress.phase, progress.done, progress.total
+        )
+
+    def _wanted(self) -> Recipe | None:
+        """The recipe now; None if the checkpoint cannot be looked at."""
+        try:
+            files = identities_of(Path(self._settings.model.path))
+        except (ModelNotFound, PreloadError, ReadFailed) as error:
+            log.warning("the checkpoint cannot be compared with what is parked: %s", error)
+            return None
+        return recipe_of(self._settings, files)
+
+    def _inherited_listener(self, fds: list[OwnedFd]) -> socket.socket | None:
+        """The parked listening socket, unless its path is gone: nobody could connect then."""
+        found = None
+        for fd in fds:
+            if found is None and self._path.is_socket():
+                found = socket.socket(fileno=fd.take())
+            else:
+                fd.close()
+        if fds and found is None:
+            self._parking.drop([LISTENER])
+        return found
+
+    def _resume_leases(self, parked: dict[str, list[OwnedFd]], tasks: TaskGroup) -> None:
+        """Go on with the engines that were attached to an earlier daemon."""
+        for name in [name for name in parked if name.startswith("lease.")]:
+            for fd in parked.pop(name):
+                sock = socket.socket(fileno=fd.take())
+                peer = peers.peer(sock)
+                lease = Lease.from_fdname(name, pid=peer.pid)
+                self._service.lease_began(lease, None)
+                tasks.start_soon(self._server.resume, sock, lease.id, peer)
+
+    def _bind(self) -> socket.socket:
+        group = self._policy.group
+        listener = seqpacket.listen(
+            self._path, self._policy.socket_mode, BACKLOG, group=-1 if group is None else group
+        )
+        self._parking.keep_listener(listener.fileno())
+        return listener
+
+    async def _serve(self, listener: socket.socket) -> None:
+        with listener:
+            try:
+                await self._server.serve(listener)
+            finally:
+                if not self._notifier.listening:
+                    # Nobody keeps the listener for a next start: no path may stay behind.
+                    self._path.unlink(missing_ok=True)
+
+    def _admit(self, sock: socket.socket) -> Peer:
+        peer = peers.peer(sock)
+        if not may_attach(self._policy, peer):
+            raise AccessDenied(
+                f"user {peer.uid} may not use {self._settings.instance}: list the user or one of "
+                "its groups in the daemon's access settings"
+            )
+        return peer
+
+    async def _stop_on_signal(self, scope: anyio.CancelScope) -> None:
+        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            async for number in signals:
+                log.info("stopping on %s", signal.Signals(number).name)
+                self._notifier.stopping()
+                self._service.stopping()
+                scope.cancel()
+                return
+
+    async def _show_life(self, interval_s: float) -> None:
+        """Prove that this loop turns."""
+        while True:
+            self._notifier.watchdog()
+            await anyio.sleep(interval_s)
+
+
+def watchdog_interval(environ: Mapping[str, str]) -> float | None:
+    """Seconds between two signs of life: half of what the manager waits; None if it does not."""
+    usec = environ.get("WATCHDOG_USEC", "")
+    if environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()) or not usec.isdigit():
+        return None
+    return int(usec) / 2_000_000

@@ -1,0 +1,143 @@
+"""The loader as seen from its rank: started, listened to, ended, reaped, and only then believed."""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+
+import anyio
+
+from preloadd.domain.settings import RankSettings
+from preloadd.errors import DamagedManifest, LoaderFailed, OutOfDescriptors, ProtocolViolation
+from preloadd.linux import seqpacket
+from preloadd.linux.fds import OwnedFd
+from preloadd.linux.memfd import read_sealed
+from preloadd.linux.process import Child, spawn
+from preloadd.memory.api import Keeper
+from preloadd.protocol import codec, payload
+from preloadd.protocol.loading import LoadPhase, LoadReceiver
+from preloadd.protocol.messages import Failed, Order, Progress
+from preloadd.rank.generation import Generation
+from preloadd.transport.aio import Link
+
+log = logging.getLogger(__name__)
+
+LINK = "link"
+"""Name of the descriptor through which a loader talks to its rank."""
+
+_GONE_S = 5.0
+_POLL_S = 0.01
+
+OnProgress = Callable[[Progress], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Loader:
+    """How to load: the loader's command and environment, and who proves what it made."""
+
+    argv: Sequence[str]
+    environ: Mapping[str, str]
+    keeper: Keeper
+
+    async def load(self, settings: RankSettings, on_progress: OnProgress) -> Generation:
+        """A new generation, sealed; the caller owns it.
+
+        LoaderFailed carries the loader's own exit status. Cancelling ends the loader first.
+        """
+        ours, theirs = seqpacket.pair()
+        link = Link(ours)
+        with ExitStack() as undo:
+            undo.callback(link.close)
+            with theirs:
+                child = spawn(
+                    self.argv,
+                    environ=self.environ,
+                    fds=[(LINK, theirs.fileno())],
+                    new_group=True,
+                    parent_death_signal=signal.SIGKILL,
+                )
+            undo.callback(child.close)
+            receiver = LoadReceiver[OwnedFd]()
+            undo.callback(_close_all, receiver)
+            try:
+                # A loader that ended at once is heard hanging up.
+                with suppress(OSError):
+                    await link.send(codec.encode(Order(settings=settings)))
+                await _listen(link, receiver, on_progress, settings.deadlines.silence)
+                await _ended(child, settings.deadlines.stop)
+            finally:
+                with anyio.CancelScope(shield=True):
+                    status = await _stop(child)
+            return _believed(receiver, status, self.keeper)
+
+
+async def _listen(
+    link: Link, receiver: LoadReceiver[OwnedFd], on_progress: OnProgress, silence: float
+) -> None:
+    """Take reports until the loader hangs up; LoaderFailed when it breaks the rules."""
+    phase = "starting"
+    while True:
+        try:
+            with anyio.fail_after(silence):
+                packet = await link.receive()
+            if packet.eof:
+                receiver.receive_eof()
+                return
+            report = receiver.receive(packet.data, packet.fds)
+        except TimeoutError:
+            why = f"the loader said nothing for {silence:g} s while {phase}: it was ended"
+            raise LoaderFailed(why, 128 + signal.SIGKILL) from None
+        except (ProtocolViolation, OutOfDescriptors) as error:
+            raise LoaderFailed(f"the loader was ended: {error}", error.exit_status) from error
+        if isinstance(report, Progress):
+            phase = report.phase
+            on_progress(report)
+
+
+async def _ended(child: Child, grace: float) -> None:
+    """Give a loader that has said everything the time to exit by itself."""
+    with anyio.move_on_after(grace):
+        await anyio.wait_readable(child)
+
+
+async def _stop(child: Child, grace: float = 2.0) -> int:
+    """End the loader and all it started; its status once none of them can write any more."""
+    if child.poll() is None:
+        child.signal(signal.SIGTERM)
+        with anyio.move_on_after(grace):
+            await anyio.wait_readable(child)
+        child.kill_group()
+    status = child.wait()
+    with anyio.move_on_after(_GONE_S):
+        while not child.group_gone():  # noqa: ASYNC110 - nothing tells of the end of a group
+            await anyio.sleep(_POLL_S)
+    return status
+
+
+def _believed(receiver: LoadReceiver[OwnedFd], status: int, keeper: Keeper) -> Generation:
+    """What was loaded, sealed and proved; or LoaderFailed with the reason the loader gave."""
+    if isinstance(receiver.failure, Failed):
+        raise LoaderFailed(receiver.failure.detail, status or 1)
+    if status or receiver.phase is not LoadPhase.COMPLETE:
+        how = f"was killed by signal {status - 128}" if status > 128 else f"ended with {status}"
+        raise LoaderFailed(f"the loader {how} before the weights were complete", status or 1)
+    load = receiver.take()
+    with ExitStack() as undo:
+        undo.callback(load.manifest.close)
+        for fd, _ in load.chunks:
+            undo.callback(fd.close)
+        for fd, nbytes in load.chunks:
+            keeper.seal(fd.fileno(), nbytes)
+        manifest = payload.decode(read_sealed(load.manifest.fileno(), load.manifest_nbytes))
+        if manifest.chunks != tuple(nbytes for _, nbytes in load.chunks):
+            raise DamagedManifest("the loader's manifest does not describe the chunks it sent")
+        undo.pop_all()
+    return Generation(manifest, load.manifest, [fd for fd, _ in load.chunks])
+
+
+def _close_all(receiver: LoadReceiver[OwnedFd]) -> None:
+    for fd in receiver.release():
+        fd.close()

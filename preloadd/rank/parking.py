@@ -1,0 +1,115 @@
+"""Parking: a second copy of the descriptors with the service manager, so that we may die.
+
+A manager that hangs (systemd does while it re-executes itself) must not hold up clients: what it
+is told goes through one queue, in order, and is sent by a worker thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+import anyio
+from anyio import to_thread
+
+from preloadd.domain.leases import Lease
+from preloadd.linux.fds import OwnedFd
+from preloadd.linux.notify import Notifier
+from preloadd.rank.generation import Generation, chunk_name, manifest_name
+
+log = logging.getLogger(__name__)
+
+LISTENER = "listen"
+BARRIER_S = 10.0
+
+
+@dataclass(slots=True)
+class _Order:
+    """One thing to tell the manager. `failure` is what came of it once `done` is set."""
+
+    act: Callable[[], None]
+    done: anyio.Event = field(default_factory=anyio.Event)
+    failure: OSError | None = None
+
+
+class Parking:
+    """Says what to keep and what to drop; the manager behind `notifier` does it."""
+
+    def __init__(self, notifier: Notifier) -> None:
+        self._notifier = notifier
+        self._orders, self._queue = anyio.create_memory_object_stream[_Order](math.inf)
+
+    async def work(self) -> None:
+        """Carry out what is told below, until cancelled. To be run once, beside everything else."""
+        with self._orders, self._queue:
+            async for order in self._queue:
+                try:
+                    await to_thread.run_sync(order.act, abandon_on_cancel=True)
+                except OSError as error:
+                    order.failure = error
+                    log.warning("the service manager could not be told what to keep: %s", error)
+                order.done.set()
+
+    async def commit(self, generation: Generation) -> None:
+        """Park a generation: chunks first, manifest last, so that a manifest has all its chunks.
+
+        Returns when the manager has it all; OSError if it does not take it.
+        """
+        for index, fd in enumerate(generation.chunks):
+            self._keep(chunk_name(generation.id, index), fd.fileno(), poll=False)
+        self._keep(manifest_name(generation.id), generation.sealed.fileno(), poll=False)
+        await self.settle()
+
+    async def settle(self) -> None:
+        """Wait until the manager has done all it was told; TimeoutError, OSError."""
+        order = self._tell(partial(self._notifier.barrier, BARRIER_S))
+        await order.done.wait()
+        if order.failure is not None:
+            raise order.failure
+
+    def evict(self, generation: Generation) -> None:
+        """Have a generation dropped, manifest first, so that none is left without its chunks."""
+        names = [chunk_name(generation.id, index) for index in range(len(generation.chunks))]
+        self.drop([manifest_name(generation.id), *names])
+
+    def drop(self, names: list[str]) -> None:
+        """Have everything under these names closed."""
+        for name in names:
+            self._tell(partial(self._notifier.remove, name))
+
+    def keep_listener(self, fd: int) -> None:
+        """Park the listening socket, so that no engine meets a refused connection on a restart."""
+        self._keep(LISTENER, fd, poll=False)
+
+    def keep_lease(self, lease: Lease, fd: int) -> None:
+        """Park a lease's connection. The manager drops it by itself once the engine hangs up.
+
+        A lease that cannot be parked is granted all the same: it ends with this process.
+        """
+        self._keep(lease.fdname, fd, poll=True)
+
+    def drop_lease(self, lease: Lease) -> None:
+        """Have a lease's connection closed: an engine is hung up on with the last copy of it."""
+        self.drop([lease.fdname])
+
+    async def ready(self) -> None:
+        """Tell the manager that this rank serves, after all that was told before."""
+        await self._tell(self._notifier.ready).done.wait()
+
+    def _keep(self, name: str, fd: int, *, poll: bool) -> None:
+        # A duplicate, because the borrowed descriptor may be closed before its turn comes.
+        copy = OwnedFd.copy_of(fd)
+
+        def act() -> None:
+            with copy:
+                self._notifier.store(name, [copy.fileno()], poll=poll)
+
+        self._tell(act)
+
+    def _tell(self, act: Callable[[], None]) -> _Order:
+        order = _Order(act)
+        self._orders.send_nowait(order)
+        return order

@@ -1,0 +1,269 @@
+"""What a rank answers: its state, its generation, its leases. Knows no socket.
+
+Every method is a step that cannot be interrupted: the event loop runs one at a time, so what one
+client asks never sees half of what another did.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable
+
+import anyio
+import msgspec
+
+from preloadd import __version__
+from preloadd.domain.ids import LeaseId, client_name
+from preloadd.domain.key import Difference, differences
+from preloadd.domain.leases import Lease, Mode, may_release
+from preloadd.domain.lifecycle import Event, State, advance
+from preloadd.domain.settings import RankSettings
+from preloadd.errors import ErrorCode
+from preloadd.linux.fds import OwnedFd
+from preloadd.protocol import messages as m
+from preloadd.rank.generation import Generation
+from preloadd.rank.parking import Parking
+
+_UNAVAILABLE: dict[State, m.Reason] = {
+    State.STARTING: m.Reason.STARTING,
+    State.LOADING: m.Reason.LOADING,
+    State.RELEASED: m.Reason.RELEASED,
+    State.FAILED: m.Reason.FAILED,
+    State.STOPPING: m.Reason.STOPPING,
+}
+_MAX_FIELDS = 64
+_MAX_VALUE = 512
+_MAX_LEASES_TOLD = 128
+
+
+class Service:
+    """One rank. Owns its generation; leases are told of by their sessions."""
+
+    def __init__(
+        self, settings: RankSettings, parking: Parking, *, clock: Callable[[], float]
+    ) -> None:
+        self.settings = settings
+        self.state = State.STARTING
+        self.generation: Generation | None = None
+        self.load_wanted = anyio.Event()
+        self._parking = parking
+        self._clock = clock
+        self._started = clock()
+        self._ready_s = 0.0
+        self._leases: dict[LeaseId, Lease] = {}
+        self._changed = anyio.Event()
+        self._progress = m.Progress(phase="")
+        self._detail = ""
+        self._adopted = False
+        self._loads = 0
+        self._bytes_read = 0
+
+    # -- life --
+
+    def adopted(self, generation: Generation) -> None:
+        """Take a generation that was parked."""
+        self.generation, self._adopted = generation, True
+        self._enter(Event.ADOPTED)
+
+    def load_started(self) -> None:
+        """A loader was started."""
+        self.load_wanted = anyio.Event()
+        self._enter(Event.LOAD_STARTED)
+
+    def progressed(self, progress: m.Progress) -> None:
+        """The loader told how far it is."""
+        self._progress = progress
+
+    def loaded(self, generation: Generation) -> None:
+        """Take a generation that was just filled and is parked."""
+        self.generation, self._adopted = generation, False
+        self._loads += 1
+        self._bytes_read += generation.manifest.counters.get("bytes_read", 0)
+        self._progress = m.Progress(phase="")
+        self._enter(Event.LOADED)
+
+    def load_failed(self, why: str) -> None:
+        """There will be no weights until somebody asks for another load."""
+        self._detail = why
+        self._enter(Event.LOAD_FAILED)
+
+    def stopping(self) -> None:
+        """The daemon is going down; watchers are told, nobody is granted anything any more."""
+        self._enter(Event.STOPPED)
+
+    def close(self) -> None:
+        """Give up this process's copy of the descriptors."""
+        if self.generation is not None:
+            self.generation.close()
+            self.generation = None
+
+    def _enter(self, event: Event) -> None:
+        self.state = advance(self.state, event)
+        if self.state is State.SERVING:
+            self._ready_s = self._clock() - self._started
+            self._detail = ""
+        self._changed.set()
+        self._changed = anyio.Event()
+
+    # -- requests --
+
+    def attach(
+        self, request: m.Attach, *, pid: int
+    ) -> tuple[Lease, m.Granted, list[OwnedFd]] | m.Mismatched | m.NotAvailable:
+        """Grant a lease, or say why not. The descriptors are the caller's to send and close."""
+        if self.generation is None or self.state is not State.SERVING:
+            return self._not_available()
+        found = self._differences(request)
+        if found:
+            return _mismatched(found)
+        manifest = self.generation.manifest
+        lease = Lease(
+            LeaseId(secrets.token_hex(8)),
+            self.generation.id,
+            request.mode,
+            client_name(request.client),
+            pid,
+        )
+        granted = m.Granted(
+            generation=manifest.generation,
+            lease=lease.id,
+            backend=manifest.backend,
+            manifest=os.fstat(self.generation.sealed.fileno()).st_size,
+            chunks=manifest.chunks,
+        )
+        return lease, granted, self.generation.descriptors()
+
+    def lease_began(self, lease: Lease, fd: int | None) -> None:
+        """An engine holds weights from now on; its connection `fd` is parked unless it was."""
+        self._leases[lease.id] = lease
+        if fd is not None:
+            self._parking.keep_lease(lease, fd)
+
+    def lease(self, known: LeaseId | None) -> Lease | None:
+        """The lease of this id."""
+        return self._leases.get(known) if known is not None else None
+
+    def lease_ended(self, lease: Lease) -> None:
+        """An engine hung up or was hung up on."""
+        if self._leases.pop(lease.id, None) is not None:
+            self._parking.drop_lease(lease)
+
+    def release(self, asker: LeaseId | None, *, operator: bool) -> m.Done | m.Refused:
+        """Free the weights if the asker may; the parked copy goes first."""
+        refusal = may_release(self._leases.values(), asker, operator=operator)
+        if refusal is not None:
+            return m.Refused(code=ErrorCode.DENIED, detail=refusal)
+        if self.generation is None or self.state is not State.SERVING:
+            return m.Refused(
+                code=ErrorCode.UNAVAILABLE, detail=f"nothing to release: the rank is {self.state}"
+            )
+        self._parking.evict(self.generation)
+        self.close()
+        self._detail = "the weights were released; ask for a load to have them again"
+        self._enter(Event.RELEASED)
+        return m.Done()
+
+    def load(self, *, operator: bool) -> m.Done | m.Refused:
+        """Have the weights loaded again after a release."""
+        if not operator:
+            return m.Refused(
+                code=ErrorCode.DENIED,
+                detail="only root or the daemon's own user may ask for a load",
+            )
+        if self.state not in (State.RELEASED, State.FAILED):
+            return m.Refused(
+                code=ErrorCode.UNAVAILABLE, detail=f"nothing to load: the rank is {self.state}"
+            )
+        self.load_wanted.set()
+        return m.Done()
+
+    def memory(self, request: m.Memory) -> m.MemoryHeld | m.Mismatched | m.NotAvailable:
+        """Device memory an engine with this key finds already taken by weights it will share."""
+        if self.generation is None or self.state is not State.SERVING:
+            return self._not_available()
+        found = self._differences(request)
+        if found:
+            return _mismatched(found)
+        return m.MemoryHeld(nbytes=self.generation.arena_nbytes)
+
+    def status(self) -> m.StatusTold:
+        """Everything about this rank that may be told to whoever may connect."""
+        instance = self.settings.parsed_instance
+        told = m.StatusTold(
+            group=self.settings.group,
+            instance=self.settings.instance,
+            device=instance.device,
+            role=instance.role.value,
+            pid=os.getpid(),
+            version=__version__,
+            state=self.state,
+            detail=self._detail,
+            model=self.settings.model.name,
+            backend=self.settings.model.memory.value,
+            builder=self.settings.model.builder.value,
+            adopted=self._adopted,
+            done=self._progress.done,
+            total=self._progress.total,
+            uptime_s=self._clock() - self._started,
+            ready_s=self._ready_s,
+            leases=tuple(_told(lease) for lease in list(self._leases.values())[:_MAX_LEASES_TOLD]),
+            lease_count=len(self._leases),
+            counters={"loads": self._loads, "bytes_read": self._bytes_read},
+        )
+        if self.generation is None:
+            return told
+        manifest = self.generation.manifest
+        return msgspec.structs.replace(
+            told,
+            generation=manifest.generation,
+            tensors=len(manifest),
+            tensor_bytes=manifest.nbytes,
+            arena_bytes=self.generation.arena_nbytes,
+            chunks=len(manifest.chunks),
+            key=manifest.key,
+            counters=told.counters
+            | {f"generation_{name}": value for name, value in manifest.counters.items()},
+        )
+
+    def changed(self) -> tuple[m.StateChanged, anyio.Event]:
+        """The state now, and an event that is set at the next change."""
+        generation = self.generation.id if self.generation is not None else ""
+        return m.StateChanged(state=self.state, generation=generation), self._changed
+
+    def _differences(self, request: m.Attach | m.Memory) -> tuple[Difference, ...]:
+        device = self.settings.parsed_instance.device
+        if request.device != device:
+            return (Difference("device", device, request.device),)
+        if self.generation is None:
+            return ()
+        manifest = self.generation.manifest
+        return differences(
+            manifest.key, request.key, daemon_files=manifest.shards, engine_files=request.files
+        )
+
+    def _not_available(self) -> m.NotAvailable:
+        reason = _UNAVAILABLE.get(self.state, m.Reason.STARTING)
+        detail = self._detail or f"{self.settings.instance} is {self.state}"
+        return m.NotAvailable(
+            reason=reason, detail=detail, done=self._progress.done, total=self._progress.total
+        )
+
+
+def _mismatched(found: tuple[Difference, ...]) -> m.Mismatched:
+    return m.Mismatched(
+        fields=tuple(
+            m.Field(name=d.field, daemon=d.daemon[:_MAX_VALUE], engine=d.engine[:_MAX_VALUE])
+            for d in found[:_MAX_FIELDS]
+        )
+    )
+
+
+def _told(lease: Lease) -> m.LeaseTold:
+    return m.LeaseTold(
+        id=lease.id,
+        client=lease.client,
+        pid=lease.pid,
+        mode=Mode(lease.mode),
+        generation=lease.generation,
+    )

@@ -1,0 +1,136 @@
+"""Digests of whole files, kept by file identity, so that a host hashes a file once.
+
+The folder is ours alone: whoever can write there decides which weights count as equal. An entry
+that is damaged, of another file or of another owner is as good as none, and so is a folder that
+cannot be used: a cache may cost time, never correctness.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import msgspec
+
+from preloadd.domain.files import FileIdentity
+from preloadd.linux.fds import OwnedFd
+
+MAX_ENTRIES = 4096
+"""Files in the folder before the oldest are removed."""
+
+_DIGEST_NBYTES = 32
+_LOCK = "lock"
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+log = logging.getLogger(__name__)
+
+
+class _Entry(msgspec.Struct, frozen=True):
+    identity: FileIdentity
+    digest: bytes
+
+
+_decoder = msgspec.json.Decoder(_Entry)
+_encoder = msgspec.json.Encoder()
+
+
+class DigestCache:
+    """The cache in one folder, which is made (mode 0700) when it is first needed."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def recall(self, identity: FileIdentity, compute: Callable[[], bytes]) -> bytes:
+        """The digest of the file of `identity`: the kept one, else `compute()`, which is then kept.
+
+        Processes that want the same digest at the same time wait for one of them to compute it.
+        """
+        kept = self._read(identity)
+        if kept is not None:
+            return kept
+        with self._locked() as usable:
+            kept = self._read(identity) if usable else None
+            if kept is not None:
+                return kept
+            digest = compute()
+            if usable:
+                self._write(_Entry(identity, digest))
+            return digest
+
+    def _path(self, identity: FileIdentity) -> Path:
+        # Not the whole identity: a file that changed replaces its own entry.
+        return self._folder / f"{identity.device:x}-{identity.inode:x}.json"
+
+    def _read(self, identity: FileIdentity) -> bytes | None:
+        try:
+            if not _is_private(os.lstat(self._folder)):
+                return None
+            with OwnedFd(os.open(self._path(identity), os.O_RDONLY | os.O_NOFOLLOW)) as fd:
+                if not _is_private(os.fstat(fd.fileno())):
+                    return None
+                entry = _decoder.decode(os.read(fd.fileno(), 4096))
+        except (OSError, msgspec.MsgspecError):
+            return None
+        if entry.identity != identity or len(entry.digest) != _DIGEST_NBYTES:
+            return None
+        return entry.digest
+
+    @contextmanager
+    def _locked(self) -> Iterator[bool]:
+        """Hold the folder's lock; False, with a warning, where the folder cannot be used."""
+        lock = self._lock()
+        if lock is None:
+            yield False
+            return
+        with lock:
+            yield True
+
+    def _lock(self) -> OwnedFd | None:
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if not _is_private(os.lstat(self._folder)):
+                log.warning(
+                    "digests are not kept: others may write to %s, or it is not ours; "
+                    "remove it or take their permission to write",
+                    self._folder,
+                )
+                return None
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+            with OwnedFd(os.open(self._folder / _LOCK, flags, 0o600)) as fd:
+                fcntl.flock(fd.fileno(), fcntl.LOCK_EX)
+                return OwnedFd(fd.take())
+        except OSError as error:
+            log.warning("digests are not kept in %s: %s", self._folder, error.strerror)
+            return None
+
+    def _write(self, entry: _Entry) -> None:
+        path = self._path(entry.identity)
+        fresh = path.with_suffix(".new")  # one writer at a time: the lock is held
+        try:
+            with suppress(FileNotFoundError):
+                fresh.unlink()
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+            with OwnedFd(os.open(fresh, flags, 0o600)) as fd:
+                os.write(fd.fileno(), _encoder.encode(entry))
+            fresh.rename(path)
+            self._prune()
+        except OSError as error:
+            log.warning("the digest was not kept as %s: %s", path, error.strerror)
+
+    def _prune(self) -> None:
+        entries = [entry for entry in os.scandir(self._folder) if entry.name != _LOCK]
+        if len(entries) <= MAX_ENTRIES:
+            return
+        entries.sort(key=lambda entry: entry.stat(follow_symlinks=False).st_mtime_ns)
+        for entry in entries[: len(entries) - MAX_ENTRIES]:
+            os.unlink(entry.path)  # noqa: PTH108 - it has the path as text
+
+
+def _is_private(seen: os.stat_result) -> bool:
+    """Whether only we could have written what was `seen`."""
+    return seen.st_uid == os.geteuid() and not seen.st_mode & _OTHERS_WRITE

@@ -1,0 +1,154 @@
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from preloadd.domain.placement import (
+    ExpertPlacement,
+    Parallel,
+    Placement,
+    experts_of,
+    layers_of,
+    place,
+)
+from preloadd.errors import ConfigError
+
+SIZE = st.integers(1, 5)
+PARALLEL = st.builds(
+    Parallel,
+    tensor=SIZE,
+    pipeline=SIZE,
+    data=SIZE,
+    expert=st.booleans(),
+    expert_placement=st.sampled_from(ExpertPlacement),
+)
+
+
+def everyone(parallel: Parallel) -> list[Placement]:
+    return [place(parallel, rank) for rank in range(parallel.world)]
+
+
+def test_every_wrong_size_is_named():
+    with pytest.raises(ConfigError) as caught:
+        Parallel(tensor=0, pipeline=2, data=-1)
+    assert str(caught.value).splitlines() == [
+        "tensor parallel size is 0: at least 1",
+        "data parallel size is -1: at least 1",
+    ]
+
+
+def test_every_wrong_coordinate_is_named():
+    with pytest.raises(ConfigError) as caught:
+        Placement(Parallel(tensor=2, data=3), tensor_rank=2, pipeline_rank=-1, data_rank=2)
+    assert str(caught.value).splitlines() == [
+        "tensor parallel rank is 2: expected 0 to 1",
+        "pipeline parallel rank is -1: expected 0 to 0",
+    ]
+
+
+@pytest.mark.parametrize("rank", [-1, 6])
+def test_a_rank_outside_of_the_group_is_refused(rank):
+    with pytest.raises(ConfigError, match=f"no rank {rank}: its ranks are 0 to 5"):
+        place(Parallel(tensor=2, data=3), rank)
+
+
+@given(PARALLEL)
+def test_ranks_count_tensor_fastest_then_pipeline_then_data(parallel):
+    wanted = product(range(parallel.data), range(parallel.pipeline), range(parallel.tensor))
+    assert [(p.data_rank, p.pipeline_rank, p.tensor_rank) for p in everyone(parallel)] == list(
+        wanted
+    )
+
+
+@pytest.mark.parametrize(
+    ("parallel", "undivided"),
+    [
+        (Parallel(), True),
+        (Parallel(data=4), True),
+        (Parallel(expert=True), True),
+        (Parallel(tensor=2), False),
+        (Parallel(pipeline=2), False),
+        (Parallel(data=2, expert=True), False),
+    ],
+)
+def test_a_rank_is_undivided_when_it_holds_everything(parallel, undivided):
+    assert place(parallel, 0).undivided is undivided
+
+
+# ---- experts
+
+
+@pytest.mark.parametrize(
+    ("experts", "size", "how", "dealt"),
+    [
+        (8, 2, ExpertPlacement.LINEAR, [[0, 1, 2, 3], [4, 5, 6, 7]]),
+        (7, 3, ExpertPlacement.LINEAR, [[0, 1, 2], [3, 4], [5, 6]]),
+        (2, 3, ExpertPlacement.LINEAR, [[0], [1], []]),
+        (8, 2, ExpertPlacement.ROUND_ROBIN, [[0, 2, 4, 6], [1, 3, 5, 7]]),
+        (7, 3, ExpertPlacement.ROUND_ROBIN, [[0, 3, 6], [1, 4], [2, 5]]),
+        (2, 3, ExpertPlacement.ROUND_ROBIN, [[0], [1], []]),
+    ],
+)
+def test_experts_are_dealt(experts, size, how, dealt):
+    parallel = Parallel(tensor=size, expert=True, expert_placement=how)
+    assert [list(experts_of(p, experts)) for p in everyone(parallel)] == dealt
+
+
+def test_expert_ranks_run_over_data_and_tensor_ranks_of_each_stage():
+    parallel = Parallel(tensor=2, pipeline=2, data=2, expert=True)
+    assert [p.expert_rank for p in everyone(parallel)] == [0, 1, 0, 1, 2, 3, 2, 3]
+
+
+@given(PARALLEL, st.integers(0, 40))
+def test_the_ranks_of_a_stage_share_all_experts(parallel, experts):
+    dealt: dict[tuple[int, int], list[int]] = {}
+    for placement in everyone(parallel):
+        held = list(experts_of(placement, experts))
+        assert held == sorted(held)
+        if parallel.expert:
+            copy = (placement.pipeline_rank, 0)
+            assert abs(len(held) - experts / placement.expert_size) < 1
+        else:
+            copy = (placement.pipeline_rank, placement.data_rank * 5 + placement.tensor_rank)
+        dealt.setdefault(copy, []).extend(held)
+    assert all(sorted(numbers) == list(range(experts)) for numbers in dealt.values())
+
+
+# ---- layers
+
+
+@pytest.mark.parametrize(
+    ("layers", "sizes"),
+    [
+        (8, [8]),
+        (8, [4, 4]),
+        (9, [5, 4]),
+        (30, [7, 8, 8, 7]),
+        (31, [8, 8, 8, 7]),
+        (29, [7, 7, 8, 7]),
+        (4, [1, 1, 1, 1]),
+        (61, [7, 7, 8, 8, 8, 8, 8, 7]),
+    ],
+)
+def test_layers_are_dealt_to_stages(layers, sizes):
+    parallel = Parallel(pipeline=len(sizes))
+    assert [len(layers_of(p, layers)) for p in everyone(parallel)] == sizes
+
+
+def test_more_stages_than_layers_are_refused():
+    with pytest.raises(ConfigError, match="2 layers do not make 3 pipeline stages: use at most 2"):
+        layers_of(place(Parallel(pipeline=3), 0), 2)
+
+
+@given(PARALLEL, st.integers(0, 40))
+def test_stages_cover_all_layers_in_order(parallel, more):
+    layers = parallel.pipeline + more
+    for data_rank, tensor_rank in product(range(parallel.data), range(parallel.tensor)):
+        stages = [
+            layers_of(Placement(parallel, tensor_rank, stage, data_rank), layers)
+            for stage in range(parallel.pipeline)
+        ]
+        assert [layer for stage in stages for layer in stage] == list(range(layers))
+        assert max(map(len, stages)) - min(map(len, stages)) <= 1
+        assert len(stages[-1]) == min(map(len, stages))

@@ -1,0 +1,92 @@
+import pytest
+
+from preloadd.domain.ids import Role
+from preloadd.domain.key import differences
+from preloadd.domain.placement import Parallel, Placement
+from preloadd.frameworks.identity import native_key, rope_of, stored_dtype
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "rope_theta": 10000.0,
+    "max_position_embeddings": 2048,
+    "torch_dtype": "bfloat16",
+}
+
+
+def key(config=CONFIG, **changed):
+    given = {
+        "checkpoint": "sampled-1:aa",
+        "dtype": "bfloat16",
+        "placement": Placement(Parallel()),
+        "role": Role.TARGET,
+        "revision": "",
+    }
+    return native_key(config, **(given | changed))
+
+
+def differing(other):
+    return [d.field for d in differences(key(), other)]
+
+
+@pytest.mark.parametrize(
+    ("config", "fields"),
+    [
+        (CONFIG, []),
+        (CONFIG | {"rope_theta": 10000}, []),
+        (CONFIG | {"rope_theta": 500000.0}, ["rope"]),
+        (CONFIG | {"rope_scaling": {"type": "yarn", "factor": 4.0}}, ["rope"]),
+        (CONFIG | {"max_position_embeddings": 4096}, ["rope"]),
+        (CONFIG | {"architectures": ["MistralForCausalLM"]}, ["architecture"]),
+        (
+            CONFIG | {"quantization_config": {"quant_method": "fp8", "bits": 8}},
+            ["quantization", "quantization_config"],
+        ),
+        (CONFIG | {"_name_or_path": "/elsewhere"}, []),
+    ],
+)
+def test_what_in_the_config_makes_other_weights(config, fields):
+    assert differing(key(config)) == fields
+
+
+@pytest.mark.parametrize(
+    ("changed", "fields"),
+    [
+        ({"checkpoint": "sampled-1:bb"}, ["checkpoint"]),
+        ({"dtype": "float16"}, ["dtype"]),
+        ({"role": Role.DRAFT}, ["role"]),
+        ({"revision": "v2"}, ["revision"]),
+        ({"placement": Placement(Parallel(tensor=3), tensor_rank=1)}, ["tp_rank", "tp_size"]),
+        ({"placement": Placement(Parallel(pipeline=2), pipeline_rank=1)}, ["pp_rank", "pp_size"]),
+        ({"placement": Placement(Parallel(data=2), data_rank=1)}, ["dp_rank", "dp_size"]),
+        (
+            {"placement": Placement(Parallel(tensor=2, expert=True), tensor_rank=1)},
+            ["ep_rank", "ep_size", "tp_rank", "tp_size"],
+        ),
+        ({"kv_cache_dtype": "fp8"}, ["kv_cache_dtype"]),
+        ({"kv_cache_skip_layers": ["3"]}, ["kv_cache_skip_layers"]),
+    ],
+)
+def test_every_other_field_of_the_key_counts(changed, fields):
+    assert differing(key(**changed)) == fields
+
+
+def test_old_and_new_ways_to_write_rope_are_the_same():
+    old = {"rope_theta": 500000.0, "rope_scaling": {"type": "llama3", "factor": 8.0}}
+    new = {"rope_parameters": {"rope_theta": 500000, "rope_type": "llama3", "factor": 8}}
+    assert rope_of(old) == rope_of(new)
+    assert rope_of({"text_config": new}) == rope_of(new)
+
+
+@pytest.mark.parametrize(
+    ("config", "stored", "dtype"),
+    [
+        ({"torch_dtype": "bfloat16"}, {}, "bfloat16"),
+        ({"dtype": "torch.float16"}, {"F32": 9}, "float16"),
+        ({"text_config": {"dtype": "float32"}}, {}, "float32"),
+        ({}, {"F16": 10, "F32": 30, "I64": 90}, "float32"),
+        ({}, {"BF16": 100, "F32": 30}, "bfloat16"),
+        ({}, {"I8": 5}, "float32"),
+    ],
+)
+def test_the_dtype_is_what_config_says_else_what_prevails(config, stored, dtype):
+    assert stored_dtype(config, lambda: stored) == dtype

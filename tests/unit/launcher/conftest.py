@@ -1,0 +1,124 @@
+"""A stage for groups: stand-in ranks that follow a script, and a run that ends by itself."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+import preloadd
+from preloadd.domain.settings import Deadlines, ModelSettings, RankSettings
+from preloadd.launcher.ending import Ending
+from preloadd.launcher.group import Launch, run_group
+from preloadd.launcher.progress import LineDisplay
+
+ROOT = Path(preloadd.__file__).parents[1]
+STAND_IN = Path(__file__).with_name("stand_in.py")
+PATIENCE_S = 20.0
+
+Step = list[Any]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended: the exit code, what was shown, and after how many seconds it was over."""
+
+    code: int
+    shown: str
+    seconds: float
+
+
+class Stage:
+    """Scripts the stand-ins below `folder`, runs groups of them, and knows how they lived."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.socket_dir = folder / "s"
+        self.socket_dir.mkdir(mode=0o700)
+        self.environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+
+    def script(self, instance: str, *lives: Sequence[Step]) -> None:
+        (self.folder / f"{instance}.json").write_text(json.dumps(lives))
+
+    def lives(self, instance: str) -> list[dict[str, Any]]:
+        with suppress(FileNotFoundError):
+            text = (self.folder / f"{instance}.log").read_text()
+            return [json.loads(line) for line in text.splitlines()]
+        return []
+
+    def command(self, settings: RankSettings) -> list[str]:
+        return [sys.executable, str(STAND_IN), str(self.folder), settings.instance]
+
+    def settings(self, instance: str, *, stop: float = 10.0) -> RankSettings:
+        return RankSettings(
+            group="tiny",
+            instance=instance,
+            socket_dir=str(self.socket_dir),
+            derived=False,
+            model=ModelSettings("/models/tiny", "org/tiny"),
+            deadlines=Deadlines(stop=stop),
+        )
+
+    def launch(self, *instances: str, stop: float = 10.0, **more: Any) -> Launch:
+        ranks = tuple(self.settings(instance, stop=stop) for instance in instances)
+        return Launch(ranks, self.command, self.environ, **more)
+
+    def run(
+        self,
+        launch: Launch,
+        *,
+        until: Callable[[str], bool] | None = None,
+        then: Callable[[], object] = lambda: None,
+    ) -> Outcome:
+        """Run until the group ends by itself, or `until` says of what was shown that it may end.
+
+        `then` is called once when that is so, and the end begun for it after `until` holds again.
+        """
+        return anyio.run(self._run, launch, until, then)
+
+    async def _run(self, launch, until, then) -> Outcome:
+        stream = io.StringIO()
+        display = LineDisplay(stream)
+        ending = Ending(display)
+
+        async def watch() -> None:
+            while not until(stream.getvalue()):
+                await anyio.sleep(0.005)
+            then()
+            ending.because("the test has seen enough", 0)
+
+        with anyio.fail_after(PATIENCE_S):
+            async with anyio.create_task_group() as tasks:
+                if until is not None:
+                    tasks.start_soon(watch)
+                await run_group(launch, ending, display)
+                seconds = anyio.current_time() - ending.since
+                tasks.cancel_scope.cancel()
+        return Outcome(ending.code, stream.getvalue(), seconds)
+
+
+@pytest.fixture
+def stage(socket_dir: Path) -> Stage:
+    return Stage(socket_dir)
+
+
+def alive(pid: int) -> bool:
+    """Whether the process runs (a zombie that some other parent has yet to reap does not)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)

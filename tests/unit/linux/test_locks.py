@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from preloadd.errors import AlreadyRunning
+from preloadd.linux.locks import FILE_NAME, Lock
+
+HOLDING = """
+import sys
+from pathlib import Path
+from preloadd.linux.locks import Lock
+lock = Lock.take(Path(sys.argv[1]), "CPU-0")
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def holder(folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """Another process that holds the lock until its standard input ends or it is killed."""
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDING, folder],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "held\n"
+        yield child
+        child.kill()
+
+
+def test_the_holder_is_written_down_privately(tmp_path: Path) -> None:
+    with Lock.take(tmp_path, "CPU-0"):
+        path = tmp_path / FILE_NAME
+        assert path.read_text() == f"{os.getpid()}\n"
+        assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_second_daemon_fails_at_once_and_names_the_first(tmp_path: Path) -> None:
+    with holder(tmp_path) as child:
+        with pytest.raises(AlreadyRunning) as caught:
+            Lock.take(tmp_path, "CPU-0")
+        assert caught.value.pid == child.pid
+        for part in ("CPU-0", str(child.pid), str(tmp_path / FILE_NAME), "stop that daemon"):
+            assert part in str(caught.value)
+        assert (tmp_path / FILE_NAME).read_text() == f"{child.pid}\n"
+
+
+def test_the_same_process_cannot_take_it_twice(tmp_path: Path) -> None:
+    with Lock.take(tmp_path, "CPU-0"), pytest.raises(AlreadyRunning):
+        Lock.take(tmp_path, "CPU-0")
+
+
+def test_a_holder_without_a_readable_number_is_still_a_holder(tmp_path: Path) -> None:
+    with Lock.take(tmp_path, "CPU-0"):
+        (tmp_path / FILE_NAME).write_text("who knows")
+        with pytest.raises(AlreadyRunning, match="another process") as caught:
+            Lock.take(tmp_path, "CPU-0")
+        assert caught.value.pid is None
+
+
+def test_closing_gives_it_back_and_keeps_the_file(tmp_path: Path) -> None:
+    Lock.take(tmp_path, "CPU-0").close()
+    first = (tmp_path / FILE_NAME).stat().st_ino
+    Lock.take(tmp_path, "CPU-0").close()
+    assert (tmp_path / FILE_NAME).stat().st_ino == first
+
+
+def test_a_killed_holder_leaves_no_lock(tmp_path: Path) -> None:
+    with holder(tmp_path) as child:
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+        with Lock.take(tmp_path, "CPU-0"):
+            pass
+
+
+def test_a_zombie_holds_no_lock(tmp_path: Path) -> None:
+    with holder(tmp_path) as child:
+        child.send_signal(signal.SIGKILL)
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        os.kill(child.pid, 0)  # a zombie is still there
+        with Lock.take(tmp_path, "CPU-0"):
+            pass
+
+
+def test_a_stale_number_that_belongs_to_another_process_means_nothing(tmp_path: Path) -> None:
+    (tmp_path / FILE_NAME).write_text(f"{os.getppid()}\nand more of an older format\n")
+    with Lock.take(tmp_path, "CPU-0"):
+        assert (tmp_path / FILE_NAME).read_text() == f"{os.getpid()}\n"
+
+
+def test_a_child_does_not_keep_the_lock(tmp_path: Path) -> None:
+    lock = Lock.take(tmp_path, "CPU-0")
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, close_fds=False):
+        lock.close()
+        with Lock.take(tmp_path, "CPU-0"):
+            pass
+
+
+def test_a_planted_link_is_not_followed(tmp_path: Path) -> None:
+    target = tmp_path / "precious"
+    target.write_text("data")
+    (tmp_path / FILE_NAME).symlink_to(target)
+    with pytest.raises(OSError, match="symbolic links"):
+        Lock.take(tmp_path, "CPU-0")
+    assert target.read_text() == "data"

@@ -1,0 +1,315 @@
+from __future__ import annotations
+
+import logging
+import os
+import select
+import socket
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from preloadd.errors import ConfigError, ProtocolViolation
+from preloadd.linux import memfd
+from preloadd.linux.fds import MAX_FDS
+from preloadd.linux.notify import (
+    MAX_DATAGRAM,
+    PROGRESS,
+    Notification,
+    Notifier,
+    NotifySocket,
+    inherited,
+    valid_name,
+)
+
+
+@pytest.fixture
+def manager(socket_dir: Path) -> Iterator[NotifySocket]:
+    with NotifySocket(socket_dir / "notify") as manager:
+        yield manager
+
+
+@pytest.fixture
+def notifier(manager: NotifySocket, monkeypatch: pytest.MonkeyPatch) -> Iterator[Notifier]:
+    monkeypatch.setenv("NOTIFY_SOCKET", str(manager.path))
+    with closing(Notifier(os.environ)) as notifier:
+        yield notifier
+
+
+def told(manager: NotifySocket) -> Notification:
+    notification = manager.receive()
+    assert notification is not None
+    return notification
+
+
+def send_raw(manager: NotifySocket, data: bytes, fds: list[int] | None = None) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+        sock.connect(str(manager.path))
+        socket.send_fds(sock, [data], fds or [])
+
+
+@pytest.mark.parametrize(
+    ("tell", "fields"),
+    [
+        (Notifier.ready, {"READY": "1"}),
+        (Notifier.watchdog, {"WATCHDOG": "1"}),
+        (Notifier.stopping, {"STOPPING": "1"}),
+        (lambda n: n.status("50 % of läma"), {"STATUS": "50 % of läma"}),
+        (lambda n: n.extend_timeout(1.5), {"EXTEND_TIMEOUT_USEC": "1500000"}),
+        (lambda n: n.remove("chunk 1"), {"FDSTOREREMOVE": "1", "FDNAME": "chunk 1"}),
+        (
+            lambda n: n.progress("half", "read", 5, 10),
+            {"STATUS": "half", PROGRESS: "read;5;10"},
+        ),
+    ],
+)
+def test_messages_arrive_with_their_sender(
+    manager: NotifySocket,
+    notifier: Notifier,
+    tell: Callable[[Notifier], None],
+    fields: dict[str, str],
+) -> None:
+    tell(notifier)
+    assert select.select([manager], [], [], 0)[0]
+    assert told(manager) == Notification(fields, (), os.getpid())
+    assert manager.receive() is None
+
+
+def test_a_status_cannot_forge_fields_and_always_fits(
+    manager: NotifySocket, notifier: Notifier
+) -> None:
+    notifier.status("loading\nREADY=1\r\nFDSTORE=1")
+    assert told(manager).fields == {"STATUS": "loading READY=1 FDSTORE=1"}
+    notifier.status("\N{GRINNING FACE}" * 5000)
+    assert told(manager).fields["STATUS"].startswith("\N{GRINNING FACE}" * 500)
+    notifier.status("a file named \udcff")
+    assert told(manager).fields == {"STATUS": "a file named ?"}
+
+
+def test_without_a_manager_nothing_happens() -> None:
+    notifier = Notifier({})
+    assert not notifier.listening
+    notifier.ready()
+    notifier.status("text")
+    notifier.store("name", [0], poll=True)
+    notifier.barrier(0.0)
+    notifier.close()
+
+
+def test_a_manager_that_is_named_but_absent_is_told(
+    socket_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NOTIFY_SOCKET", str(socket_dir / "absent"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # sdnotify drops its socket unclosed
+        with pytest.raises(ConfigError, match="NOTIFY_SOCKET") as caught:
+            Notifier(os.environ)
+    assert str(socket_dir / "absent") in str(caught.value)
+
+
+def test_information_that_cannot_be_sent_is_complained_about_once(
+    manager: NotifySocket, notifier: Notifier, caplog: pytest.LogCaptureFixture
+) -> None:
+    manager.close()
+    with caplog.at_level(logging.WARNING):
+        notifier.status("one")
+        notifier.watchdog()
+    assert [record.getMessage() for record in caplog.records] == [
+        "the service manager cannot be told ['STATUS']: [Errno 111] Connection refused"
+    ]
+
+
+@pytest.mark.parametrize(
+    "tell",
+    [
+        Notifier.ready,
+        lambda n: n.store("name", [0], poll=False),
+        lambda n: n.remove("name"),
+        lambda n: n.barrier(1),
+    ],
+)
+def test_what_matters_fails_without_the_manager(
+    manager: NotifySocket, notifier: Notifier, tell: Callable[[Notifier], None]
+) -> None:
+    manager.close()
+    with pytest.raises(ConnectionRefusedError):
+        tell(notifier)
+
+
+@pytest.mark.parametrize(
+    ("poll", "fields"),
+    [
+        (True, {"FDSTORE": "1", "FDNAME": "lease.1"}),
+        (False, {"FDSTORE": "1", "FDNAME": "lease.1", "FDPOLL": "0"}),
+    ],
+)
+def test_stored_descriptors_arrive_owned_and_named(
+    manager: NotifySocket, notifier: Notifier, poll: bool, fields: dict[str, str]
+) -> None:
+    with memfd.sealed_bytes("payload", b"data") as fd:
+        notifier.store("lease.1", [fd.fileno()], poll=poll)
+        with closing(told(manager)) as stored:
+            assert stored.fields == fields
+            assert stored.name == "lease.1"
+            assert not os.get_inheritable(stored.fds[0].fileno())
+            assert memfd.read_sealed(stored.fds[0].fileno(), 10) == b"data"
+
+
+def test_many_descriptors_are_split_as_the_kernel_wants(
+    manager: NotifySocket, notifier: Notifier
+) -> None:
+    with memfd.create("chunk") as fd, ExitStack() as received:
+        notifier.store("chunks", [fd.fileno()] * (MAX_FDS + 47), poll=False)
+        packets = [received.enter_context(closing(told(manager))) for _ in range(2)]
+    assert [len(packet.fds) for packet in packets] == [MAX_FDS, 47]
+    assert {packet.name for packet in packets} == {"chunks"}
+
+
+@pytest.mark.parametrize("name", ["", "a:b", "a\nb", "grün", "x" * 256])
+def test_names_systemd_would_replace_are_refused(notifier: Notifier, name: str) -> None:
+    assert not valid_name(name)
+    with pytest.raises(ValueError, match="printable ASCII"):
+        notifier.store(name, [0], poll=False)
+    with pytest.raises(ValueError, match="printable ASCII"):
+        notifier.remove(name)
+
+
+def test_a_barrier_waits_for_its_answer(manager: NotifySocket, notifier: Notifier) -> None:
+    notifier.status("before")
+    answered = threading.Event()
+
+    def serve() -> None:
+        select.select([manager], [], [])
+        told(manager)
+        select.select([manager], [], [])
+        with closing(told(manager)) as barrier:
+            assert barrier.fields == {"BARRIER": "1"}
+            answered.set()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    notifier.barrier(10)
+    assert answered.is_set()
+    thread.join()
+
+
+def test_a_barrier_nobody_answers_ends_in_time(manager: NotifySocket, notifier: Notifier) -> None:
+    with pytest.raises(TimeoutError, match=r"0\.01 s"):
+        notifier.barrier(0.01)
+    told(manager).close()
+
+
+def test_the_sender_is_the_process_that_sent(manager: NotifySocket) -> None:
+    source = "import socket, sys; s = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM); "
+    source += "s.sendto(b'READY=1', sys.argv[1])"
+    child = subprocess.Popen([sys.executable, "-I", "-S", "-c", source, manager.path])
+    assert child.wait() == 0
+    assert told(manager).pid == child.pid
+
+
+@pytest.mark.parametrize(
+    ("data", "complaint"),
+    [
+        (b"STATUS=" + b"x" * MAX_DATAGRAM, "more than 4096 bytes"),
+        (b"STATUS=\xff", "no text"),
+        (b"FDSTORE=1\nFDNAME=a:b", "'a:b'"),
+        (b"FDSTORE=1\nFDNAME=", "''"),
+    ],
+)
+def test_bad_messages_are_refused_and_their_descriptors_closed(
+    manager: NotifySocket, data: bytes, complaint: str
+) -> None:
+    send_raw(manager, data, [0, 0])
+    with pytest.raises(ProtocolViolation, match=complaint):
+        manager.receive()
+    send_raw(manager, b"READY=1")
+    assert told(manager).fields == {"READY": "1"}
+
+
+def test_odd_lines_are_passed_over_and_the_first_of_equal_keys_counts(
+    manager: NotifySocket,
+) -> None:
+    send_raw(manager, b"\nnonsense\nA=1=2\nA=3\n\x0b=4\n")
+    notification = told(manager)
+    assert notification.fields == {"A": "1=2", "\x0b": "4"}
+    assert notification.name == "stored"
+
+
+@given(data=st.binary(max_size=MAX_DATAGRAM + 1))
+def test_any_message_is_understood_or_refused(
+    tmp_path_factory: pytest.TempPathFactory, data: bytes
+) -> None:
+    with NotifySocket(tmp_path_factory.getbasetemp() / "any") as manager:
+        send_raw(manager, data, [0])
+        with suppress(ProtocolViolation):
+            told(manager).close()
+        assert manager.receive() is None
+
+
+def test_a_stale_path_is_replaced_and_the_own_one_removed(socket_dir: Path) -> None:
+    path = socket_dir / "notify"
+    path.touch()
+    with NotifySocket(path) as manager:
+        send_raw(manager, b"READY=1")
+        told(manager)
+    assert not path.exists()
+
+
+def test_a_path_too_long_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="107"):
+        NotifySocket(tmp_path / ("n" * 100))
+
+
+PID = 4711
+GOOD = {"LISTEN_PID": str(PID), "LISTEN_FDS": "1", "LISTEN_FDNAMES": "a"}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"LISTEN_PID": "4712"},
+        {"LISTEN_PID": "me"},
+        {"LISTEN_PID": ""},
+        {"LISTEN_FDS": "0"},
+        {"LISTEN_FDS": "-1"},
+        {"LISTEN_FDS": "many"},
+        {"LISTEN_FDS": "1000000000"},
+        {"LISTEN_FDNAMES": "a:b"},
+    ],
+)
+def test_what_was_not_passed_properly_is_not_inherited(changes: dict[str, str]) -> None:
+    assert inherited(GOOD | changes, PID) == {}
+
+
+def test_nothing_is_inherited_without_a_manager() -> None:
+    assert inherited({}, PID) == {}
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [("a:b:a", {"a": 2, "b": 1}), (None, {"unknown": 3}), (":x:", {"": 2, "x": 1})],
+)
+def test_inherited_descriptors_come_by_name_and_private(
+    names: str | None, expected: dict[str, int]
+) -> None:
+    source = "import json, os; from preloadd.linux.notify import inherited; "
+    source += "os.environ['LISTEN_PID'] = str(os.getpid()); "
+    source += "found = inherited(os.environ, os.getpid()); "
+    source += "assert not any(os.get_inheritable(f.fileno()) for v in found.values() for f in v); "
+    source += "print(json.dumps({k: len(v) for k, v in found.items()}))"
+    # The shell gives the numbers; a manager would.
+    shell = ["sh", "-c", 'exec "$0" -c "$1" 3</dev/null 4</dev/null 5</dev/null']
+    environ = os.environ | {"LISTEN_FDS": "3"}
+    if names is not None:
+        environ["LISTEN_FDNAMES"] = names
+    done = subprocess.run(
+        [*shell, sys.executable, source], env=environ, capture_output=True, text=True
+    )
+    assert done.stdout.strip() == str(expected).replace("'", '"'), done.stderr

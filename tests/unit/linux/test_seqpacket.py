@@ -1,0 +1,201 @@
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from preloadd.errors import ConfigError, ProtocolViolation
+from preloadd.linux import seqpacket
+from preloadd.linux.fds import OwnedFd
+from preloadd.linux.seqpacket import MAX_PATH, Pressure
+
+Pair = tuple[socket.socket, socket.socket]
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    left, right = seqpacket.pair()
+    with left, right:
+        yield left, right
+
+
+def path_of(folder: Path, nbytes: int) -> Path:
+    return folder / ("s" * (nbytes - len(os.fsencode(folder)) - 1))
+
+
+def test_packets_keep_their_bounds_and_descriptors(pair: Pair) -> None:
+    with OwnedFd(os.open("/dev/null", os.O_RDONLY)) as null:
+        seqpacket.send(pair[0], b"one", [null.fileno()])
+        seqpacket.send(pair[0], b"two")
+        one, two = (seqpacket.receive(pair[1], 100) for _ in range(2))
+        assert (one.data, len(one.fds), two.data, two.fds) == (b"one", 1, b"two", ())
+        one.close()
+
+
+def test_the_end_is_told_from_a_packet(pair: Pair) -> None:
+    seqpacket.send(pair[0], b"last")
+    pair[0].close()
+    assert not seqpacket.receive(pair[1], 100).eof
+    assert seqpacket.receive(pair[1], 100).eof
+
+
+def test_an_empty_packet_is_not_sent(pair: Pair) -> None:
+    with pytest.raises(ValueError, match="empty"):
+        seqpacket.send(pair[0], b"")
+
+
+def test_an_empty_packet_counts_as_the_end(pair: Pair) -> None:
+    pair[0].send(b"")
+    assert seqpacket.receive(pair[1], 100).eof
+
+
+def test_an_empty_packet_with_descriptors_is_a_violation(pair: Pair) -> None:
+    socket.send_fds(pair[0], [b""], [0])
+    with pytest.raises(ProtocolViolation, match="no message"):
+        seqpacket.receive(pair[1], 100)
+
+
+def test_a_full_socket_says_to_wait_until_it_is_writable(pair: Pair) -> None:
+    pair[0].setblocking(False)
+    with pytest.raises(BlockingIOError) as caught:
+        while True:
+            seqpacket.send(pair[0], bytes(10_000))
+    assert seqpacket.pressure(caught.value) is Pressure.WRITABLE
+
+
+def test_a_peer_that_left_is_no_pressure(pair: Pair) -> None:
+    pair[1].close()
+    with pytest.raises(BrokenPipeError) as caught:
+        seqpacket.send(pair[0], b"data")
+    assert seqpacket.pressure(caught.value) is None
+
+
+# Root and CAP_SYS_RESOURCE are exempt from the limit, so the child gives its capabilities up.
+FLOODING = """
+import ctypes, os, resource, sys
+from preloadd.linux import seqpacket
+header, nothing = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+assert ctypes.CDLL(None).capset(header, nothing) == 0
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+left, right = seqpacket.pair()
+left.setblocking(False)
+try:
+    while True:
+        seqpacket.send(left, b"x", [0] * 50)
+except OSError as error:
+    print(seqpacket.pressure(error).name, error.errno)
+"""
+
+
+def test_too_many_descriptors_in_flight_say_to_wait_a_moment() -> None:
+    done = subprocess.run([sys.executable, "-c", FLOODING], capture_output=True, text=True)
+    assert done.stdout.split() == ["PAUSE", str(errno.ETOOMANYREFS)], done.stderr
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o660, 0o666])
+def test_a_listener_has_exactly_its_mode_and_leaves_nothing_else(
+    socket_dir: Path, mode: int
+) -> None:
+    path = socket_dir / "rank.sock"
+    mask = os.umask(0o077)
+    try:
+        with seqpacket.listen(path, mode, 5):
+            found = path.lstat().st_mode
+    finally:
+        os.umask(mask)
+    assert stat.S_ISSOCK(found)
+    assert stat.S_IMODE(found) == mode
+    assert list(socket_dir.iterdir()) == [path]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to any group")
+def test_a_listener_may_be_given_to_a_group(socket_dir: Path) -> None:
+    path = socket_dir / "rank.sock"
+    with seqpacket.listen(path, 0o660, 5, group=12345):
+        assert path.lstat().st_gid == 12345
+
+
+def test_a_client_reaches_the_listener(socket_dir: Path) -> None:
+    path = socket_dir / "rank.sock"
+    with seqpacket.listen(path, 0o600, 5) as listener:
+        with seqpacket.connect(path) as client:
+            served, _ = listener.accept()
+            with served:
+                assert not any(map(os.get_inheritable, (s.fileno() for s in (client, served))))
+                seqpacket.send(client, b"hello")
+                assert seqpacket.receive(served, 100).data == b"hello"
+
+
+def test_a_stale_socket_is_replaced(socket_dir: Path) -> None:
+    path = socket_dir / "rank.sock"
+    seqpacket.listen(path, 0o600, 5).close()
+    with pytest.raises(ConnectionRefusedError):
+        seqpacket.connect(path)
+    with seqpacket.listen(path, 0o600, 5), seqpacket.connect(path):
+        pass
+
+
+def test_what_a_crash_left_half_way_does_not_matter(socket_dir: Path) -> None:
+    (socket_dir / "~ank.sock").touch()
+    with seqpacket.listen(socket_dir / "rank.sock", 0o600, 5):
+        assert [path.name for path in socket_dir.iterdir()] == ["rank.sock"]
+
+
+def test_a_failing_bind_leaves_nothing(socket_dir: Path) -> None:
+    folder = socket_dir / "rank.sock"
+    folder.mkdir()
+    with pytest.raises(IsADirectoryError):
+        seqpacket.listen(folder, 0o600, 5)
+    assert list(socket_dir.iterdir()) == [folder]
+    with pytest.raises(FileNotFoundError):
+        seqpacket.listen(socket_dir / "absent" / "rank.sock", 0o600, 5)
+
+
+def test_the_longest_path_works(socket_dir: Path) -> None:
+    path = path_of(socket_dir, MAX_PATH)
+    with seqpacket.listen(path, 0o600, 5), seqpacket.connect(path):
+        pass
+    with seqpacket.listen(socket_dir / "s", 0o600, 5), seqpacket.connect(socket_dir / "s"):
+        pass
+
+
+def test_a_longer_path_is_refused_with_its_length_and_the_remedy(socket_dir: Path) -> None:
+    path = path_of(socket_dir, MAX_PATH + 1)
+    for attempt in (lambda: seqpacket.listen(path, 0o600, 5), lambda: seqpacket.connect(path)):
+        with pytest.raises(ConfigError) as caught:
+            attempt()
+        for part in (str(path), "108 bytes", "107", "shorter socket directory"):
+            assert part in str(caught.value)
+
+
+def test_the_length_counts_bytes_not_characters(socket_dir: Path) -> None:
+    path = socket_dir / ("ü" * 50)
+    with pytest.raises(ConfigError, match=f"{len(os.fsencode(path))} bytes"):
+        seqpacket.connect(path)
+
+
+def test_connecting_to_a_daemon_that_does_not_accept_ends_in_time(socket_dir: Path) -> None:
+    path = socket_dir / "rank.sock"
+    with ExitStack() as queue:
+        queue.enter_context(seqpacket.listen(path, 0o600, 0))
+        queue.enter_context(seqpacket.connect(path, timeout=1))
+        start = time.monotonic()
+        with pytest.raises(TimeoutError, match=str(path)):
+            seqpacket.connect(path, timeout=0.05)
+        assert 0.04 < time.monotonic() - start < 1
+
+
+def test_the_timeout_is_for_connecting_only(socket_dir: Path) -> None:
+    path = socket_dir / "rank.sock"
+    with seqpacket.listen(path, 0o600, 5), seqpacket.connect(path, timeout=1) as client:
+        assert client.gettimeout() is None
+        assert client.getsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, 16) == bytes(16)

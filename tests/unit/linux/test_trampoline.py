@@ -1,0 +1,118 @@
+"""The trampoline as its parent meets it: a script run by path, with descriptors in its way."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from typing import NamedTuple
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from preloadd.linux import trampoline
+
+ISOLATED = [sys.executable, "-I", "-S"]
+TRAMPOLINE = [*ISOLATED, trampoline.__file__]
+
+# Gives each number in argv[1] a file named after it, then becomes the rest of argv.
+ARRANGE = """
+import fcntl, json, os, sys
+files = {}
+for number in set(json.loads(sys.argv[1])):
+    file = os.memfd_create(f"file-{number}")
+    files[number] = fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, 100)
+    os.close(file)
+for number, file in files.items():
+    os.dup2(file, number)
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+REPORT = """
+import json, os
+files = {}
+for fd in os.listdir("/proc/self/fd"):
+    if int(fd) > 2 and os.path.islink(f"/proc/self/fd/{fd}"):  # the listing's own is closed
+        files[fd] = os.readlink(f"/proc/self/fd/{fd}")
+listen = {name: value for name, value in os.environ.items() if name.startswith("LISTEN_")}
+print(json.dumps([os.getpid(), listen, files]))
+"""
+
+
+class Told(NamedTuple):
+    """What the command found: its pid, the LISTEN_ variables, and its files by number."""
+
+    pid: int
+    listen: dict[str, str]
+    files: dict[str, str]
+
+
+def run(numbers: list[int], names: list[str], environ: dict[str, str]) -> Told:
+    passed = [f"{number}:{name}" for number, name in zip(numbers, names, strict=True)]
+    done = subprocess.run(
+        [
+            *(*ISOLATED, "-c", ARRANGE, json.dumps(numbers)),
+            *(*TRAMPOLINE, "0", "0", str(len(passed)), *passed),
+            *(*ISOLATED, "-c", REPORT),
+        ],
+        env=environ,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return Told(*json.loads(done.stdout))
+
+
+@given(numbers=st.lists(st.integers(3, 9), max_size=7))
+@example(numbers=[4, 3])
+@example(numbers=[5, 3, 4])
+@example(numbers=[3, 3, 4])
+@settings(max_examples=8)
+def test_any_numbers_become_three_and_up_and_nothing_else_stays(numbers: list[int]) -> None:
+    told = run(numbers, [f"name-{number}" for number in numbers], {})
+    assert told.files == {
+        str(3 + index): f"/memfd:file-{number} (deleted)" for index, number in enumerate(numbers)
+    }
+
+
+def test_the_command_is_told_what_it_has() -> None:
+    told = run([7, 5, 6], ["chunk", "listen", "chunk"], {"LISTEN_FDS": "99"})
+    assert told.listen == {
+        "LISTEN_PID": str(told.pid),
+        "LISTEN_FDS": "3",
+        "LISTEN_FDNAMES": "chunk:listen:chunk",
+    }
+
+
+def test_a_command_without_descriptors_does_not_inherit_the_parents_variables() -> None:
+    stale = {"LISTEN_PID": "1", "LISTEN_FDS": "2", "LISTEN_FDNAMES": "a:b"}
+    assert run([], [], stale).listen == {}
+
+
+@pytest.mark.parametrize(("command", "status"), [("/no/such/command", 127), ("/etc/passwd", 126)])
+def test_a_command_that_cannot_be_executed_is_told_as_a_shell_would(
+    command: str, status: int
+) -> None:
+    done = subprocess.run([*TRAMPOLINE, "0", "0", "0", command], capture_output=True, text=True)
+    assert done.returncode == status
+    assert done.stderr.startswith(f"{command} cannot be started: ")
+
+
+def test_a_parent_that_is_gone_already_ends_the_process() -> None:
+    done = subprocess.run([*TRAMPOLINE, "1", str(int(signal.SIGTERM)), "0", "true"])
+    assert done.returncode == -signal.SIGTERM
+
+
+def test_signals_are_as_a_shell_would_leave_them() -> None:
+    command = ["grep", "SigIgn", "/proc/self/status"]
+    done = subprocess.run([*TRAMPOLINE, "0", "0", "0", *command], capture_output=True, text=True)
+    assert int(done.stdout.split()[1], 16) == 0
+
+
+def test_it_imports_nothing_that_makes_every_start_slower() -> None:
+    source = f"import runpy, sys; runpy.run_path({trampoline.__file__!r}); print(*sys.modules)"
+    done = subprocess.run([*ISOLATED, "-c", source], capture_output=True, text=True)
+    assert not {"preloadd", "argparse", "ctypes", "subprocess"} & set(done.stdout.split())
+    assert "fcntl" in done.stdout.split()

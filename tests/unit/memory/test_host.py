@@ -1,0 +1,220 @@
+"""What only host memory promises; the contract of all backends is in tests/contract."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import mmap
+import os
+import re
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from preloadd.errors import DamagedManifest, OutOfDescriptors, OutOfRoom
+from preloadd.linux import memfd
+from preloadd.linux.fds import OwnedFd
+from preloadd.linux.room import room
+from preloadd.memory.host import HostChunk, HostFiller, HostKeeper, HostMapper, HostMapping
+
+PAGE = mmap.PAGESIZE
+SIZE = 16 * PAGE
+
+
+@pytest.fixture
+def chunk() -> Iterator[HostChunk]:
+    with HostFiller().create(SIZE) as chunk:
+        yield chunk
+
+
+def sealed(content: bytes = b"weights") -> OwnedFd:
+    """The descriptor of a sealed chunk of SIZE bytes that begins with `content`."""
+    with HostFiller().create(SIZE) as chunk:
+        with chunk.view(0, len(content)) as window:
+            window[:] = content
+        fd = chunk.fd.duplicate()
+    HostKeeper().seal(fd.fileno(), SIZE)
+    return fd
+
+
+def mapped(count: int) -> HostMapping:
+    return HostMapper().map([(sealed(), SIZE) for _ in range(count)])
+
+
+def flags_of(address_of: str) -> set[str]:
+    """The flags of the one mapping of this process whose file name matches."""
+    found = re.findall(
+        rf"^[0-9a-f]+-[^\n]*{address_of}.*?^VmFlags: ([^\n]*)",
+        Path("/proc/self/smaps").read_text(),
+        re.MULTILINE | re.DOTALL,
+    )
+    (flags,) = found
+    return set(flags.split())
+
+
+@pytest.mark.parametrize("nbytes", [0, -PAGE, 1, PAGE - 1, PAGE + 1])
+def test_a_chunk_is_some_pages(nbytes: int) -> None:
+    with pytest.raises(ValueError, match=str(PAGE)):
+        HostFiller().create(nbytes)
+
+
+def test_all_pages_are_allocated_at_once(chunk: HostChunk) -> None:
+    assert os.fstat(chunk.fd.fileno()).st_blocks * 512 == SIZE
+
+
+def test_a_writable_mapping_stays_out_of_children_and_core_dumps(chunk: HostChunk) -> None:
+    assert {"wr", "sh", "dc", "dd"} <= flags_of("memfd:preloadd-chunk")
+
+
+def test_a_granted_mapping_stays_out_of_core_dumps_and_cannot_become_writable() -> None:
+    mapping = mapped(1)
+    flags = flags_of("memfd:preloadd-chunk")
+    assert {"rd", "sh", "dd"} <= flags
+    assert not {"wr", "mw"} & flags
+    mapping.close()
+
+
+@pytest.mark.parametrize(("offset", "nbytes"), [(-1, 2), (0, SIZE + 1), (SIZE, 1), (4, -1)])
+def test_a_window_lies_inside_the_chunk(chunk: HostChunk, offset: int, nbytes: int) -> None:
+    with pytest.raises(ValueError, match=f"at {offset} in a chunk of {SIZE}"):
+        chunk.view(offset, nbytes)
+
+
+def test_a_chunk_with_a_window_is_not_closed_and_stays_usable(chunk: HostChunk) -> None:
+    with chunk.view(PAGE, 4) as window:
+        with pytest.raises(BufferError):
+            chunk.close()
+        window[:] = b"data"
+        assert os.pread(chunk.fd.fileno(), 4, PAGE) == b"data"
+
+
+def test_an_error_while_filling_is_not_hidden_by_a_window_that_it_holds() -> None:
+    with pytest.raises(ZeroDivisionError):
+        with HostFiller().create(SIZE) as chunk:
+            window = chunk.view(0, 1)
+            raise ZeroDivisionError
+    assert chunk.fd.closed
+    window.release()
+    del chunk
+    gc.collect()
+
+
+def test_closing_is_all_or_nothing() -> None:
+    mapping = mapped(3)
+    view = mapping.chunk(1)
+    part = view[2:4]
+    view.release()
+    for _ in range(2):
+        with pytest.raises(BufferError, match="chunk 1"):
+            mapping.close()
+    # Whatever else was made of the mapping in between works.
+    for index in range(3):
+        with mapping.chunk(index) as other:
+            assert bytes(other[:7]) == b"weights"
+    assert bytes(part) == b"ig"
+    part.release()
+    mapping.close()
+    mapping.close()
+
+
+def test_what_other_libraries_make_of_a_view_counts_as_one() -> None:
+    mapping = mapped(1)
+    copied_later = memoryview(mapping.chunk(0)).cast("I")
+    with pytest.raises(BufferError):
+        mapping.close()
+    copied_later.release()
+    mapping.close()
+
+
+def test_a_closed_mapping_has_no_chunks() -> None:
+    mapping = mapped(1)
+    mapping.close()
+    with pytest.raises(IndexError):
+        mapping.chunk(0)
+
+
+def test_a_descriptor_that_cannot_be_read_is_refused() -> None:
+    with sealed() as fd:
+        blind = OwnedFd(os.open(f"/proc/self/fd/{fd.fileno()}", os.O_WRONLY))
+        with pytest.raises(DamagedManifest, match="write-only"):
+            HostMapper().map([(blind, SIZE)])
+        assert blind.closed
+
+
+def test_a_descriptor_that_cannot_be_sealed_is_refused(chunk: HostChunk) -> None:
+    path = f"/proc/self/fd/{chunk.fd.fileno()}"
+    with OwnedFd(os.open(path, os.O_RDONLY)) as read_only:
+        with pytest.raises(DamagedManifest, match="read-only"):
+            HostKeeper().seal(read_only.fileno(), SIZE)
+
+
+def test_sealing_what_is_sealed_already_is_fine() -> None:
+    with sealed() as fd:
+        HostKeeper().seal(fd.fileno(), SIZE)
+
+
+@contextmanager
+def limited(kind: int, soft: int) -> Iterator[None]:
+    before = resource.getrlimit(kind)
+    resource.setrlimit(kind, (soft, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(kind, before)
+
+
+def first_free() -> int:
+    with OwnedFd(os.open("/dev/null", os.O_RDONLY)) as fd:
+        return fd.fileno()
+
+
+@pytest.mark.parametrize("spare", [0, 1])
+def test_too_few_descriptors_to_fill_name_the_limit(spare: int) -> None:
+    with limited(resource.RLIMIT_NOFILE, first_free() + spare):
+        with pytest.raises(OutOfDescriptors, match="ulimit -n"):
+            HostFiller().create(SIZE)
+
+
+def test_too_few_descriptors_to_map_name_the_limit_and_leave_nothing() -> None:
+    chunks = [(sealed(), SIZE) for _ in range(3)]
+    with limited(resource.RLIMIT_NOFILE, first_free() + 2):
+        with pytest.raises(OutOfDescriptors, match="ulimit -n"):
+            HostMapper().map(chunks)
+    assert all(fd.closed for fd, _ in chunks)
+
+
+def test_a_file_size_limit_is_told_with_its_numbers() -> None:
+    with limited(resource.RLIMIT_FSIZE, PAGE), pytest.raises(OutOfRoom) as caught:
+        HostFiller().create(SIZE)
+    assert (caught.value.wanted, caught.value.free) == (SIZE, PAGE)
+    assert "ulimit -f" in str(caught.value)
+
+
+CROWDED = """
+import resource, sys
+from preloadd.errors import OutOfRoom
+from preloadd.memory.host import HostFiller
+used = int(open("/proc/self/statm").read().split()[0]) * 4096
+resource.setrlimit(resource.RLIMIT_AS, (used + (8 << 20), -1))
+try:
+    HostFiller().create(16 << 20)
+except OutOfRoom as error:
+    print(error.wanted, error)
+"""
+
+
+def test_a_lack_of_address_space_is_told() -> None:
+    done = subprocess.run([sys.executable, "-c", CROWDED], capture_output=True, text=True)
+    assert done.stdout.startswith(f"{16 << 20} "), done.stderr
+    assert "ulimit -v" in done.stdout
+
+
+def test_the_room_is_that_of_the_host() -> None:
+    nbytes, bound = HostFiller().room()
+    assert bound == room()[1]
+    assert nbytes > 0

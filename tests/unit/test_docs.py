@@ -1,0 +1,98 @@
+"""What the documents say is there: commands, links, options, exit codes."""
+
+import re
+import subprocess
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+
+from preloadd.config import RunOptions, flag
+from preloadd.engine.options import Options
+from preloadd.errors import EXIT_STATUS, ErrorCode
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("bench/**/*.md")])
+
+
+def test_there_are_pages() -> None:
+    assert len(PAGES) > 5
+
+
+def readme_commands() -> list[str]:
+    """The commands in the README's first block of code: what a fresh machine is told to run."""
+    block = re.search(
+        r"^```\w*\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL
+    )
+    assert block
+    return [line.partition("#")[0].strip() for line in block[1].splitlines()]
+
+
+def test_readme_gives_two_commands_that_exist() -> None:
+    assert readme_commands() == ["make demo", "make test"]
+    for command in readme_commands():
+        subprocess.run([*command.split(), "--dry-run"], cwd=ROOT, check=True, capture_output=True)
+
+
+def test_ci_runs_the_test_command_of_the_readme() -> None:
+    lines = [line.strip() for line in (ROOT / ".ci/run").read_text().splitlines()]
+    assert [line for line in lines if re.match(r"(exec )?make\b", line)] == ["make test"]
+    assert lines[-1] == "make test"
+
+
+def test_links_lead_somewhere() -> None:
+    assert not [f"{page.relative_to(ROOT)}: {link}" for page in PAGES for link in dead_links(page)]
+
+
+def dead_links(page: Path) -> list[str]:
+    return [link for link in links(page) if not leads_somewhere(page, link)]
+
+
+def links(page: Path) -> Iterator[str]:
+    prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    for link in re.findall(r"\]\(([^)\s]+)\)", prose):
+        if not re.match(r"[a-z]+:", link):
+            yield link
+
+
+def leads_somewhere(page: Path, link: str) -> bool:
+    """Whether file and heading exist; headings are spelt as code hosts make anchors of them."""
+    name, _, anchor = link.partition("#")
+    target = page.parent / name if name else page
+    if not target.exists():
+        return False
+    return not anchor or anchor in anchors(target)
+
+
+def anchors(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ +(.*?)\s*$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_a_dead_link_would_be_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# One `two` & three\n[a](#one-two--three) [b](#one) [c](gone.md) [d](x:y)\n")
+    assert dead_links(page) == ["#one", "gone.md"]
+
+
+def rows(page: str) -> str:
+    """The lines of a page's tables."""
+    lines = (ROOT / page).read_text().splitlines()
+    return "\n".join(line for line in lines if line.startswith("|"))
+
+
+def test_user_guide_tells_every_option_of_run() -> None:
+    told = rows("docs/user-guide.md")
+    assert not [name for name in RunOptions.model_fields if f"`{flag(name)}`" not in told]
+
+
+def test_user_guide_tells_every_option_of_an_engine_with_its_default() -> None:
+    written = {None: "none", True: "`true`"}
+    expected = [f"| `{f.name}` | {written.get(f.default, f.default)} |" for f in fields(Options)]
+    told = rows("docs/user-guide.md").replace("`zero_copy` |", "zero_copy |")
+    assert not [start for start in expected if start not in told]
+
+
+def test_operator_guide_tells_every_exit_code() -> None:
+    told = rows("docs/operator-guide.md")
+    starts = {code: rf"^\| {EXIT_STATUS[code]} \|[^|]*`{code}`" for code in ErrorCode}
+    assert not [c for c, start in starts.items() if not re.search(start, told, re.MULTILINE)]

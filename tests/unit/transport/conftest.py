@@ -1,0 +1,84 @@
+"""Both ends of real sockets, and limits of this process that come back after the test."""
+
+from __future__ import annotations
+
+import os
+import resource
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+
+import pytest
+
+from preloadd.linux import memfd, seqpacket
+from preloadd.linux.fds import OwnedFd
+
+NOBODY = 65534
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    ours, theirs = seqpacket.pair()
+    with ours, theirs:
+        yield ours, theirs
+
+
+@pytest.fixture
+def fds() -> Iterator[list[OwnedFd]]:
+    """Three memory files: what a grant of two chunks has."""
+    files = [memfd.sealed_bytes(f"test-{n}", bytes([n])) for n in range(3)]
+    yield files
+    for file in files:
+        file.close()
+
+
+@pytest.fixture
+def descriptors_left() -> Callable[[int], AbstractContextManager[None]]:
+    """A context in which this process may open so many descriptors more, and then none."""
+    return _descriptors_left
+
+
+@contextmanager
+def _descriptors_left(more: int) -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(int(fd) for fd in os.listdir("/proc/self/fd"))
+    with ExitStack() as undo:
+        while (fd := os.dup(2)) <= highest:  # the numbers in use may have gaps
+            undo.callback(os.close, fd)
+        os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (fd + more, hard))
+        undo.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        yield
+
+
+@pytest.fixture
+def unprivileged() -> Callable[[], AbstractContextManager[None]]:
+    """A context in which this process is not root, who passes checks that hold for others."""
+    return _unprivileged
+
+
+@contextmanager
+def _unprivileged() -> Iterator[None]:
+    before = os.geteuid()
+    os.seteuid(before or NOBODY)
+    yield
+    os.seteuid(before)
+
+
+@pytest.fixture
+def in_flight(
+    unprivileged: Callable[[], AbstractContextManager[None]],
+    descriptors_left: Callable[[int], AbstractContextManager[None]],
+) -> Iterator[Callable[[], None]]:
+    """Many descriptors of this user on their way, so that no more may be sent; called, they land."""
+    ours, theirs = seqpacket.pair()
+    with ours, theirs, descriptors_left(20), unprivileged():
+        with pytest.raises(OSError, match="Too many references"):
+            while True:
+                seqpacket.send(ours, b"x", [2] * 16)
+        yield theirs.close
