@@ -16,7 +16,13 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    GenerationConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 from transformers.utils import logging as transformers_logging
 
 from preloadd.domain.ids import client_name
@@ -54,7 +60,7 @@ def from_pretrained(
     revision: str | None = None,
     dtype: str | torch.dtype = "auto",
     options: Mapping[str, Any] | None = None,
-    **kwargs: Any,
+    **kwargs: Any,  # noqa: ANN401 - transformers' own
 ) -> PreTrainedModel:
     """A causal LM in evaluation mode, like `AutoModelForCausalLM.from_pretrained`.
 
@@ -121,9 +127,12 @@ def _holding(model: PreTrainedModel, weights: Weights | None) -> PreTrainedModel
     return model
 
 
-def _build(config: Any, weights: Weights, dtype: str, kwargs: Mapping[str, Any]) -> PreTrainedModel:
+def _build(
+    config: PretrainedConfig, weights: Weights, dtype: str, kwargs: Mapping[str, Any]
+) -> PreTrainedModel:
     """The model over the attached tensors; AttachError if any weight of it would not be theirs."""
     kind: Any = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    built: PreTrainedModel
     with _quietly():
         built, told = kind.from_pretrained(
             None,
@@ -169,9 +178,9 @@ def _restore_generation_config(model: PreTrainedModel, folder: Path) -> None:
 def _quietly() -> Iterator[None]:
     """Without a progress bar for what takes milliseconds."""
     shown = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.disable_progress_bar()
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         yield
     finally:
         if shown:
-            transformers_logging.enable_progress_bar()
+            transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]

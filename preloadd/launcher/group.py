@@ -10,7 +10,7 @@ import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import assert_never
@@ -40,7 +40,7 @@ LONGEST_TEMPORARY = 70
 class Launch:
     """What a group is started with.
 
-    `command` gives the command line of one rank; `restarts` is each rank's budget, None where a
+    `command` gives the command line of a rank; `restarts` is each rank's budget, None where a
     failed rank ends the group. `health` is borrowed; an endpoint that is given up is closed.
     """
 
@@ -49,6 +49,7 @@ class Launch:
     environ: Mapping[str, str]
     restarts: Restarts | None = None
     health: Health | None = None
+    health_restarts: Restarts = field(default_factory=Restarts)
 
 
 async def run_group(launch: Launch, ending: Ending, display: Display) -> None:
@@ -122,7 +123,7 @@ class _Group:
 
     async def _tend_health(self, health: Health) -> None:
         """Keep the endpoint alive while the ranks live, unless it fails again and again."""
-        restarts = Restarts()
+        restarts = self._launch.health_restarts
         self._display.say(f"health: {health.url}")
         while self._start(health):
             await anyio.wait_readable(health.process)

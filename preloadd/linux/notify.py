@@ -47,9 +47,9 @@ def valid_name(name: str) -> bool:
 class Notifier:
     """A service's line to its manager. Without one ($NOTIFY_SOCKET unset) every call does nothing.
 
-    A message that only informs is worth no outage and no waiting: if it cannot be sent at once, that
-    is logged once. The others wait for room and raise OSError, since the manager would otherwise
-    kill the service or lose its memory.
+    A message that only informs is worth no outage and no waiting: if it cannot be sent at once,
+    that is logged once. The others wait for room and raise OSError, since the manager would
+    otherwise kill the service or lose its memory.
     """
 
     def __init__(self, environ: Mapping[str, str]) -> None:

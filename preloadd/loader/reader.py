@@ -51,7 +51,12 @@ def pieces(
             nbytes = min(PIECE, row_nbytes - start)
             yield Piece(file, offset + start, nbytes, 1, nbytes, target + start)
         return
-    step = max(1, SCRATCH // stride)
+    step = SCRATCH // stride
+    if not step:
+        for row in range(rows):
+            start, place = offset + row * stride, target + row * row_nbytes
+            yield from pieces(file, start, row_nbytes, 1, row_nbytes, place)
+        return
     for row in range(0, rows, step):
         yield Piece(
             file,

@@ -60,7 +60,7 @@ def _snapshot(model: str, revision: str, cache: Path) -> Path:
             f"{model!r} is neither a folder nor the id of a model: "
             "give a path, or an id such as org/name"
         )
-    if not _REVISION.match(revision) or ".." in revision:
+    if not _REVISION.match(revision):
         raise ModelNotFound(f"{revision!r} is no revision: give a branch, a tag or a full commit")
     repository = cache / f"models--{model.replace('/', '--')}"
     for commit in _commits(repository, revision):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import signal
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -82,7 +81,7 @@ class Stage:
     ) -> Outcome:
         """Run until the group ends by itself, or `until` says of what was shown that it may end.
 
-        `then` is called once when that is so, and the end begun for it after `until` holds again.
+        `then` is called once when that is so.
         """
         return anyio.run(self._run, launch, until, then)
 
@@ -110,15 +109,3 @@ class Stage:
 @pytest.fixture
 def stage(socket_dir: Path) -> Stage:
     return Stage(socket_dir)
-
-
-def alive(pid: int) -> bool:
-    """Whether the process runs (a zombie that some other parent has yet to reap does not)."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
-def kill(pid: int) -> None:
-    os.kill(pid, signal.SIGKILL)

@@ -30,7 +30,6 @@ def connect_manager() -> socket.socket:
 
 
 MANAGER = connect_manager()
-KEPT = []
 
 
 def notify(text: str, *fds: int) -> None:
@@ -59,15 +58,11 @@ def park(name: str, text: str) -> None:
     notify(f"FDSTORE=1\nFDNAME={name}\nFDPOLL=0", fd)
 
 
-def park_pair(name: str) -> None:
-    ours, theirs = socket.socketpair()
-    KEPT.append(ours)
-    notify(f"FDSTORE=1\nFDNAME={name}", theirs.fileno())
-    theirs.close()
-
-
-def hang_up() -> None:
-    KEPT.pop().close()
+def park_connection(name: str, path: str) -> None:
+    """Be connected to an engine and have that kept until the engine hangs up."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+        connection.connect(path)
+        notify(f"FDSTORE=1\nFDNAME={name}", connection.fileno())
 
 
 def barrier() -> None:
@@ -149,8 +144,6 @@ def main() -> None:
         match verb:
             case "serve":
                 serve(settings["socket_dir"], adopted="manifest.a" in given)
-            case "bind":
-                KEPT.append(bind(settings["socket_dir"]))
             case "kill":
                 os.kill(os.getpid(), arguments[0])
             case "ignore":
@@ -164,8 +157,7 @@ def main() -> None:
 STEPS = {
     "notify": notify,
     "park": park,
-    "park_pair": park_pair,
-    "hang_up": hang_up,
+    "park_connection": park_connection,
     "barrier": barrier,
     "foreign": foreign,
     "stray": stray,

@@ -3,8 +3,8 @@
 import os
 import signal
 import socket
-import subprocess
 import tempfile
+import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -13,6 +13,7 @@ import pytest
 
 from preloadd.domain.ids import Instance
 from preloadd.errors import EXIT_STATUS, ErrorCode
+from preloadd.launcher import ranks
 from preloadd.launcher.group import Launch
 from preloadd.launcher.health import Health, listen
 from preloadd.launcher.policy import Restarts
@@ -24,6 +25,23 @@ SERVE = ["serve"]
 
 def is_ready(shown: str) -> bool:
     return "ready: " in shown
+
+
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+
+
+def alive(pid: int) -> bool:
+    """Whether the process still runs a moment from now; a zombie, which others reap, does not."""
+    for _ in range(100):
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except (FileNotFoundError, ProcessLookupError):
+            return False
+        if state == "Z":
+            return False
+        time.sleep(0.01)
+    return True
 
 
 def test_group_is_ready_once_every_rank_serves(stage):
@@ -108,12 +126,7 @@ def test_what_a_rank_left_in_its_process_group_is_killed(stage):
     stage.script("CPU-0", [["stray"], READY])
     stage.run(stage.launch("CPU-0"), until=is_ready)
     stray = int((stage.folder / "CPU-0.stray").read_text())
-    with pytest.raises(ProcessLookupError):
-        # Killed before its leader was reaped; whoever adopted it may take a moment to reap it.
-        for _ in range(200):
-            os.kill(stray, 0)
-            if Path(f"/proc/{stray}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
-                raise ProcessLookupError
+    assert not alive(stray)
 
 
 def test_nothing_of_the_launcher_stays_on_disk(stage, monkeypatch):
@@ -167,15 +180,12 @@ def test_restarted_rank_gets_back_what_it_parked(stage):
 def test_serving_again_is_told_after_the_group_was_ready(stage):
     stage.script("CPU-0", [["park", "manifest.a", ""], SERVE])
 
-    def kill_once() -> None:
-        os.kill(stage.lives("CPU-0")[0]["pid"], signal.SIGKILL)
-
-    seen = []
+    killed = []
 
     def until(shown: str) -> bool:
-        if is_ready(shown) and not seen:
-            seen.append(True)
-            kill_once()
+        if is_ready(shown) and not killed:
+            killed.append(stage.lives("CPU-0")[0]["pid"])
+            kill(killed[0])
         return "CPU-0 serves again: adopted 3.0 MiB in 1.50 s" in shown
 
     outcome = stage.run(stage.launch("CPU-0", restarts=Restarts()), until=until)
@@ -216,22 +226,48 @@ def test_end_during_the_pause_before_a_restart_is_not_delayed(stage):
     outcome = stage.run(
         stage.launch("CPU-0", restarts=restarts),
         until=lambda _: len(stage.lives("CPU-0")) == 2,
-        then=lambda: None,
     )
     assert outcome.seconds < 2.0
 
 
 def test_leases_of_engines_that_left_are_not_kept(stage):
-    left = [["park_pair", "lease.left"], ["park_pair", "lease.stays"]]
-    steps = [*left, ["barrier"], READY, ["sleep", 0.05], ["kill", 9]]
-    # The pair that was made last is hung up on first; its parked end is dropped by polling.
-    stage.script("CPU-0", [*left, ["hang_up"], ["barrier"], READY, ["sleep", 0.1], ["kill", 9]], [READY])
-    stage.run(
+    """The test is the engine: it accepts both connections and hangs up the first."""
+    path = str(stage.folder / "engine")
+    stage.script(
+        "CPU-0",
+        [["park_connection", "lease.left", path], ["park_connection", "lease.stays", path], READY],
+        [READY],
+    )
+    connections = []
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as engine:
+        engine.bind(path)
+        engine.listen()
+
+        def until(shown: str) -> bool:
+            if is_ready(shown) and not connections:
+                connections.extend(engine.accept()[0] for _ in range(2))
+                connections[0].close()
+            elif connections and len(stage.lives("CPU-0")) == 1:
+                kill(stage.lives("CPU-0")[0]["pid"])
+            return len(stage.lives("CPU-0")) == 2
+
+        stage.run(stage.launch("CPU-0", restarts=Restarts()), until=until)
+        assert stage.lives("CPU-0")[1]["given"].keys() == {"settings", "lease.stays"}
+        # Nobody holds the other end any more.
+        assert connections[1].recv(1) == b""
+        connections[1].close()
+
+
+def test_more_than_a_rank_may_park_is_told(stage, monkeypatch):
+    monkeypatch.setattr(ranks, "MAX_PARKED", 1)
+    stage.script(
+        "CPU-0", [["park", "chunk.0", ""], ["park", "chunk.1", ""], READY, ["kill", 9]], [READY]
+    )
+    outcome = stage.run(
         stage.launch("CPU-0", restarts=Restarts()), until=lambda _: len(stage.lives("CPU-0")) == 2
     )
-    assert steps
-    # When the first life ended, its ends of both pairs were closed.
-    assert stage.lives("CPU-0")[1]["given"].keys() == {"settings"}
+    assert "CPU-0: 1 more descriptors (chunk.1) do not fit" in outcome.shown
+    assert stage.lives("CPU-0")[1]["given"].keys() == {"settings", "chunk.0"}
 
 
 def test_removed_descriptors_are_not_given_back(stage):
@@ -260,7 +296,8 @@ def test_messages_of_other_processes_are_ignored(stage):
 
 def test_messages_that_make_no_sense_are_told_and_survived(stage):
     stage.script(
-        "CPU-0", [["notify", "x" * 5000], ["notify", "X_PRELOADD_PROGRESS=a;b;c"], ["notify", "", 2], READY]
+        "CPU-0",
+        [["notify", "x" * 5000], ["notify", "X_PRELOADD_PROGRESS=a;b;c"], ["notify", "", 2], READY],
     )
     outcome = stage.run(stage.launch("CPU-0"), until=is_ready)
     assert outcome.code == 0
@@ -297,7 +334,7 @@ def test_health_endpoint_is_restarted_and_its_end_costs_no_rank(stage, health):
         if not is_ready(shown) or health.process.pid in (None, *pids):
             return False
         pids.append(health.process.pid)
-        os.kill(pids[-1], signal.SIGKILL)
+        kill(pids[-1])
         return len(pids) == 2
 
     outcome = stage.run(stage.launch("CPU-0", health=health), until=until)
@@ -311,19 +348,28 @@ def test_health_endpoint_is_restarted_and_its_end_costs_no_rank(stage, health):
 def test_health_endpoint_serves_and_stops_with_the_group(stage, health):
     stage.script("CPU-0", [SERVE])
     codes = []
-
-    def ask_elsewhere() -> None:
-        # From another process: this one's event loop is what feeds the group.
-        done = subprocess.run(
-            ["curl", "-s", "-o", "/dev/null", "-w", "%{http_code}", health.url],
-            capture_output=True,
-            text=True,
-            timeout=10,
-        )
-        codes.append(done.stdout)
-
-    stage.run(stage.launch("CPU-0", health=health), until=is_ready, then=ask_elsewhere)
-    assert codes == ["200"]
+    stage.run(
+        stage.launch("CPU-0", health=health),
+        until=is_ready,
+        then=lambda: codes.append(get(health.url)),
+    )
+    assert codes == [200]
     health.close()
     with pytest.raises(urllib.error.URLError):
+        get(health.url)
+
+
+def test_health_endpoint_that_fails_again_and_again_is_given_up(stage):
+    stage.script("CPU-0", [READY])
+    broken = {**stage.environ, "PYTHONHOME": "/nonexistent"}
+    with Health(
+        listen("127.0.0.1", 0), socket_dir=stage.socket_dir, instances=[], environ=broken
+    ) as health:
+        outcome = stage.run(
+            stage.launch("CPU-0", health=health, health_restarts=Restarts(limit=1)),
+            until=lambda shown: is_ready(shown) and "given up" in shown,
+        )
+    assert outcome.code == 0
+    assert outcome.shown.count("the health endpoint ended with status 1") == 2
+    with pytest.raises(urllib.error.URLError, match="refused"):
         get(health.url)

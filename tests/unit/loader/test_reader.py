@@ -65,7 +65,8 @@ def test_pieces_cover_a_run_exactly_and_stay_bounded(
         place += p.row_nbytes * p.rows
         within, column = divmod(p.offset - offset, row + gap)
         assert within * row + column == p.target - target
-        assert p.rows > 1 or p.row_nbytes <= max(piece, row if gap else 1)
+        assert p.rows > 1 or p.row_nbytes <= max(piece, min(row, scratch))
+        assert p.rows == 1 or p.rows * p.stride <= scratch
 
 
 def test_strided_and_whole_runs_land_where_they_belong(shard, content):

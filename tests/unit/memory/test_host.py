@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import gc
 import mmap
 import os
@@ -10,20 +11,20 @@ import re
 import resource
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 from preloadd.errors import DamagedManifest, OutOfDescriptors, OutOfRoom
-from preloadd.linux import memfd
 from preloadd.linux.fds import OwnedFd
 from preloadd.linux.room import room
 from preloadd.memory.host import HostChunk, HostFiller, HostKeeper, HostMapper, HostMapping
 
 PAGE = mmap.PAGESIZE
 SIZE = 16 * PAGE
+CHUNK_NAME = "memfd:preloadd-chunk"
 
 
 @pytest.fixture
@@ -46,14 +47,11 @@ def mapped(count: int) -> HostMapping:
     return HostMapper().map([(sealed(), SIZE) for _ in range(count)])
 
 
-def flags_of(address_of: str) -> set[str]:
-    """The flags of the one mapping of this process whose file name matches."""
-    found = re.findall(
-        rf"^[0-9a-f]+-[^\n]*{address_of}.*?^VmFlags: ([^\n]*)",
-        Path("/proc/self/smaps").read_text(),
-        re.MULTILINE | re.DOTALL,
-    )
-    (flags,) = found
+def flags_of_the_only_chunk() -> set[str]:
+    """The kernel's flags of the one mapping of a chunk in this process."""
+    pattern = rf"^[0-9a-f]+-[^\n]*{CHUNK_NAME}.*?^VmFlags: ([^\n]*)"
+    smaps = Path("/proc/self/smaps").read_text()
+    (flags,) = re.findall(pattern, smaps, re.MULTILINE | re.DOTALL)
     return set(flags.split())
 
 
@@ -68,12 +66,12 @@ def test_all_pages_are_allocated_at_once(chunk: HostChunk) -> None:
 
 
 def test_a_writable_mapping_stays_out_of_children_and_core_dumps(chunk: HostChunk) -> None:
-    assert {"wr", "sh", "dc", "dd"} <= flags_of("memfd:preloadd-chunk")
+    assert {"wr", "sh", "dc", "dd"} <= flags_of_the_only_chunk()
 
 
 def test_a_granted_mapping_stays_out_of_core_dumps_and_cannot_become_writable() -> None:
     mapping = mapped(1)
-    flags = flags_of("memfd:preloadd-chunk")
+    flags = flags_of_the_only_chunk()
     assert {"rd", "sh", "dd"} <= flags
     assert not {"wr", "mw"} & flags
     mapping.close()
@@ -124,10 +122,10 @@ def test_closing_is_all_or_nothing() -> None:
 
 def test_what_other_libraries_make_of_a_view_counts_as_one() -> None:
     mapping = mapped(1)
-    copied_later = memoryview(mapping.chunk(0)).cast("I")
+    recast = memoryview(mapping.chunk(0)).cast("I")
     with pytest.raises(BufferError):
         mapping.close()
-    copied_later.release()
+    recast.release()
     mapping.close()
 
 
@@ -218,3 +216,56 @@ def test_the_room_is_that_of_the_host() -> None:
     nbytes, bound = HostFiller().room()
     assert bound == room()[1]
     assert nbytes > 0
+
+
+LIBC = ctypes.CDLL(None, use_errno=True)
+PUNCH_HOLE = 0x03  # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
+
+
+def address_of_the_only_chunk() -> int:
+    (line,) = [s for s in Path("/proc/self/maps").read_text().splitlines() if CHUNK_NAME in s]
+    return int(line.partition("-")[0], 16)
+
+
+def denied(result: int) -> bool:
+    return result == -1 and ctypes.get_errno() in {errno.EPERM, errno.EACCES, errno.EINVAL}
+
+
+def test_a_mapping_cannot_be_made_writable_or_emptied() -> None:
+    mapping = mapped(1)
+    address = ctypes.c_void_p(address_of_the_only_chunk())
+    assert denied(LIBC.mprotect(address, SIZE, mmap.PROT_READ | mmap.PROT_WRITE))
+    assert denied(LIBC.madvise(address, SIZE, mmap.MADV_REMOVE))
+    # The kernel lets debuggers write to private mappings only.
+    with Path("/proc/self/mem").open("r+b", buffering=0) as memory:
+        memory.seek(address.value or 0)
+        with pytest.raises(OSError, match="Input/output error"):
+            memory.write(b"x")
+    with mapping.chunk(0) as view:
+        assert bytes(view[:7]) == b"weights"
+    mapping.close()
+
+
+def test_holes_cannot_be_punched() -> None:
+    with sealed() as fd:
+        offset, length = ctypes.c_long(0), ctypes.c_long(PAGE)
+        assert denied(LIBC.fallocate(fd.fileno(), PUNCH_HOLE, offset, length))
+        assert os.pread(fd.fileno(), 7, 0) == b"weights"
+
+
+@pytest.mark.parametrize("flags", [os.O_RDWR, os.O_WRONLY, os.O_RDWR | os.O_TRUNC])
+def test_opening_it_anew_helps_nobody(flags: int) -> None:
+    with sealed() as fd:
+        with suppress(PermissionError):
+            with OwnedFd(os.open(f"/proc/self/fd/{fd.fileno()}", flags)) as again:
+                with pytest.raises(PermissionError):
+                    os.write(again.fileno(), b"x")
+        assert os.pread(fd.fileno(), 7, 0) == b"weights"
+        assert os.fstat(fd.fileno()).st_size == SIZE
+
+
+def test_private_copies_stay_private() -> None:
+    with sealed() as fd:
+        with mmap.mmap(fd.fileno(), SIZE, flags=mmap.MAP_PRIVATE) as copy:
+            copy[:7] = b"changed"
+        assert os.pread(fd.fileno(), 7, 0) == b"weights"

@@ -7,6 +7,7 @@ import resource
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -46,7 +47,7 @@ def descriptors_left() -> Callable[[int], AbstractContextManager[None]]:
 @contextmanager
 def _descriptors_left(more: int) -> Iterator[None]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    highest = max(int(fd) for fd in os.listdir("/proc/self/fd"))
+    highest = max(int(fd.name) for fd in Path("/proc/self/fd").iterdir())
     with ExitStack() as undo:
         while (fd := os.dup(2)) <= highest:  # the numbers in use may have gaps
             undo.callback(os.close, fd)
@@ -75,7 +76,7 @@ def in_flight(
     unprivileged: Callable[[], AbstractContextManager[None]],
     descriptors_left: Callable[[int], AbstractContextManager[None]],
 ) -> Iterator[Callable[[], None]]:
-    """Many descriptors of this user on their way, so that no more may be sent; called, they land."""
+    """As many descriptors on their way as this user may have; called, they land."""
     ours, theirs = seqpacket.pair()
     with ours, theirs, descriptors_left(20), unprivileged():
         with pytest.raises(OSError, match="Too many references"):

@@ -1,0 +1,353 @@
+import logging
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
+
+import anyio
+import pytest
+
+from preloadd.domain.access import Peer
+from preloadd.domain.ids import LeaseId
+from preloadd.domain.lifecycle import State
+from preloadd.errors import AccessDenied, ErrorCode
+from preloadd.linux import peers, seqpacket
+from preloadd.protocol import codec
+from preloadd.protocol import messages as m
+from preloadd.transport.aio import Limits, Link, Session
+from preloadd.transport.server import Server
+
+pytestmark = pytest.mark.anyio
+
+LEASE = LeaseId("0b" * 8)
+SECRET = "/root/secret"
+CHANGED = m.StateChanged(state=State.SERVING)
+HELD = m.MemoryHeld(nbytes=7)
+MEMORY = m.Memory(key={}, device="CPU-0")
+ATTACH = m.Attach(key={}, device="CPU-0")
+GRANTED = m.Granted(generation="0a" * 16, lease=LEASE, backend="host", manifest=1, chunks=(1, 1))
+
+
+class Desk:
+    """Answers `memory`, grants `fds`, tells watchers without end; any other request breaks it."""
+
+    def __init__(self, fds=()):
+        self.fds = fds
+        self.left = []
+
+    async def __call__(self, session: Session) -> None:
+        try:
+            async for request in session:
+                match request:
+                    case m.Memory():
+                        await session.answer(HELD)
+                    case m.Attach():
+                        await session.answer(GRANTED, self.fds)
+                    case m.Release():
+                        await session.answer(m.Done())
+                    case m.Watch():
+                        while await session.answer(CHANGED):
+                            pass
+                    case _:
+                        raise KeyError(SECRET)
+        finally:
+            self.left.append(session.lease)
+
+
+class Caller:
+    """A client of one's own making, in the same event loop."""
+
+    def __init__(self, path: Path):
+        self.link = Link(seqpacket.connect(path))
+
+    def ask(self, request: m.Request) -> None:
+        self.send(codec.encode(request))
+
+    def send(self, data: bytes, fds=()) -> None:
+        assert self.link.send_now(data, fds) is None
+
+    async def told(self) -> m.Reply | None:
+        """The next reply; None at the end."""
+        with anyio.fail_after(2):
+            with closing(await self.link.receive()) as packet:
+                return None if packet.eof else codec.decode_reply(packet.data)
+
+    def __enter__(self) -> "Caller":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.link.close()
+
+
+@asynccontextmanager
+async def serving(
+    path: Path, handler=None, admit=peers.peer, listener=None, resumed=(), **limits
+) -> AsyncIterator[None]:
+    """A server at `path` (or of a `listener`), for as long as the block lasts."""
+    server = Server(handler or Desk(), admit, Limits(**limits))
+    listener = listener or seqpacket.listen(path, 0o600, 16)
+    with listener:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(server.serve, listener)
+            for sock in resumed:
+                tasks.start_soon(server.resume, sock, LEASE, peers.peer(sock))
+            yield
+            tasks.cancel_scope.cancel()
+
+
+@pytest.fixture
+def path(socket_dir):
+    return socket_dir / "rank.sock"
+
+
+async def good(path: Path) -> None:
+    """A client that behaves is answered at once, whatever others do."""
+    with Caller(path) as caller, anyio.fail_after(0.5):
+        caller.ask(MEMORY)
+        assert await caller.told() == HELD
+
+
+async def test_many_clients_are_served_at_once(path, fds):
+    async with serving(path, Desk(fds)):
+        callers = [Caller(path) for _ in range(20)]
+        for caller in callers:
+            caller.ask(ATTACH)
+        assert [await caller.told() for caller in callers] == [GRANTED] * 20
+        for caller in callers:
+            caller.link.close()
+
+
+async def test_the_handler_learns_that_its_client_left(path, fds):
+    desk = Desk(fds)
+    async with serving(path, desk):
+        with Caller(path) as caller:
+            caller.ask(ATTACH)
+            await caller.told()
+        await good(path)
+        assert desk.left[0] == LEASE
+
+
+# Clients that misbehave.
+
+BAD = {
+    "silent": None,
+    "empty": b"",
+    "garbage": b"\xff" * 100,
+    "right version": b"\1garbage",
+    "other version": b"\2" + codec.encode(MEMORY)[1:],
+    "wrong direction": codec.encode(HELD),
+    "too long": b"\1" * (m.MAX_PACKET + 1),
+    "breaks the handler": codec.encode(m.Load()),
+}
+
+
+@pytest.mark.parametrize("packet", BAD.values(), ids=BAD)
+@pytest.mark.parametrize("count", [0, 3])
+async def test_a_bad_client_is_hung_up_on_and_nobody_else(path, fds, packet, count):
+    async with serving(path, speak=0.05):
+        with Caller(path) as bad:
+            if packet is not None:
+                bad.link.socket.sendmsg(
+                    [packet],
+                    [
+                        (socket.SOL_SOCKET, socket.SCM_RIGHTS, fd.fileno().to_bytes(4, "little"))
+                        for fd in fds[:count]
+                    ],
+                )
+            await good(path)
+            while (reply := await bad.told()) is not None:
+                assert isinstance(reply, m.Refused)
+        await good(path)
+
+
+async def test_a_client_that_sends_without_pause_leaves_time_for_others(path):
+    async with serving(path):
+        with Caller(path) as flood:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(pour, flood.link)
+                await good(path)
+                tasks.cancel_scope.cancel()
+
+
+async def pour(link: Link) -> None:
+    with pytest.raises(OSError):
+        while True:
+            await link.send(codec.encode(MEMORY))
+            await anyio.sleep(0)
+
+
+async def test_a_client_that_does_not_read_is_hung_up_on_and_nobody_else(path, caplog):
+    def admit(sock):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+        return peers.peer(sock)
+
+    async with serving(path, admit=admit, send=0.05):
+        with Caller(path) as slow:
+            slow.ask(m.Watch())
+            await anyio.wait_readable(slow.link.socket)
+            await good(path)
+            await anyio.sleep(0.06)
+            while await slow.told():
+                pass
+        await good(path)
+    assert caplog.text.count("did not read for 0.05 s") == 1
+
+
+async def test_what_the_handler_raises_is_logged_and_not_told(path, caplog):
+    async with serving(path):
+        with Caller(path) as caller:
+            caller.ask(m.Load())
+            reply = await caller.told()
+            assert reply.code == ErrorCode.INTERNAL
+            assert SECRET not in reply.detail
+            assert await caller.told() is None
+    assert f"KeyError: '{SECRET}'" in caplog.text
+    assert "Traceback" in caplog.text
+
+
+async def test_a_handler_may_hang_up(path):
+    async def handler(session):
+        await anext(session)
+        await session.answer(HELD)
+
+    async with serving(path, handler):
+        with Caller(path) as caller:
+            caller.ask(MEMORY)
+            assert [await caller.told(), await caller.told()] == [HELD, None]
+
+
+# Clients that are turned away.
+
+
+async def test_a_stranger_is_told_so_and_not_read(path, fds):
+    def admit(sock):
+        raise AccessDenied("user 1000 is not served: list it in access.users")
+
+    desk = Desk(fds)
+    async with serving(path, desk, admit):
+        for early in (True, False):
+            with Caller(path) as caller:
+                if early:
+                    caller.ask(ATTACH)
+                reply = await caller.told()
+                assert (reply.code, await caller.told()) == (ErrorCode.DENIED, None)
+                assert "access.users" in reply.detail
+    assert desk.left == []
+
+
+async def test_who_cannot_be_told_apart_is_turned_away(path, caplog):
+    def admit(sock):
+        raise OSError(SECRET)
+
+    async with serving(path, admit=admit):
+        with Caller(path) as caller:
+            reply = await caller.told()
+            assert (reply.code, await caller.told()) == (ErrorCode.INTERNAL, None)
+            assert SECRET not in reply.detail
+    assert SECRET in caplog.text
+
+
+async def test_too_many_clients_are_told_to_come_back(path, caplog):
+    async with serving(path, connections=2):
+        with Caller(path) as first:
+            with Caller(path) as second:
+                for caller in (first, second):
+                    caller.ask(MEMORY)
+                    await caller.told()
+                for _ in range(3):
+                    with Caller(path) as third:
+                        reply = await third.told()
+                        assert (reply.reason, await third.told()) == (m.Reason.BUSY, None)
+                        assert "2 clients" in reply.detail
+            await anyio.wait_all_tasks_blocked()
+            await good(path)
+    assert caplog.text.count("more are turned away") == 1
+
+
+# The daemon's own limits and ends.
+
+
+async def test_without_descriptors_the_daemon_waits_and_says_so_once(
+    path, caplog, descriptors_left
+):
+    caplog.set_level(logging.INFO)
+    async with serving(path):
+        await good(path)
+        with Caller(path) as caller:
+            pass
+        caller = Caller(path)
+        await anyio.wait_all_tasks_blocked()
+        with closing(caller.link):
+            with descriptors_left(1):
+                waiting = Caller(path)
+                waiting.ask(MEMORY)
+                await anyio.sleep(0.25)
+            with closing(waiting.link):
+                assert await waiting.told() == HELD
+    assert caplog.text.count("accepting a client: this process may have") == 1
+    assert caplog.text.count("LimitNOFILE=") == 1
+    assert caplog.text.count("accepting clients again") == 1
+
+
+async def test_what_is_no_listener_is_an_error(pair):
+    server = Server(Desk(), peers.peer, Limits())
+    seqpacket.send(pair[1], b"so that it is readable")
+    with pytest.raises(ExceptionGroup) as caught:
+        await server.serve(pair[0])
+    assert caught.group_contains(OSError, match="Invalid argument")
+
+
+async def test_a_daemon_that_ends_leaves_parked_leases_to_the_next_one(path, fds):
+    desk = Desk(fds)
+    parked = []
+
+    async def parking(session):
+        parked.append(socket.fromfd(session.fileno(), socket.AF_UNIX, socket.SOCK_SEQPACKET))
+        await desk(session)
+
+    async with serving(path, parking):
+        caller = Caller(path)
+        caller.ask(ATTACH)
+        assert await caller.told() == GRANTED
+    with closing(caller.link):
+        async with serving(path, desk, resumed=parked, speak=0.0):
+            caller.ask(m.Release())
+            assert await caller.told() == m.Done()
+    assert desk.left == [LEASE, None]
+
+
+async def test_a_lease_that_breaks_the_protocol_ends_though_it_is_parked(path, fds, pair):
+    ours, theirs = pair
+    async with serving(path, resumed=[ours.dup()]):
+        seqpacket.send(theirs, b"garbage")
+        caller = Link(theirs)
+        assert not (await caller.receive()).eof
+        assert (await caller.receive()).eof
+
+
+async def test_resumed_leases_count(path, pair):
+    ours, _ = pair
+    async with serving(path, resumed=[ours.dup()], connections=1):
+        await anyio.wait_all_tasks_blocked()
+        with Caller(path) as caller:
+            assert (await caller.told()).reason is m.Reason.BUSY
+
+
+async def test_an_inherited_listener_serves_who_came_before(path):
+    listener = seqpacket.listen(path, 0o600, 16)
+    with Caller(path) as caller:
+        caller.ask(MEMORY)
+        async with serving(path, listener=listener):
+            assert await caller.told() == HELD
+
+
+async def test_a_daemon_that_ends_at_once_leaves_no_socket_open(path):
+    for steps in range(6):
+        with Caller(path) if steps else closing(socket.socket()):
+            pass
+        async with serving(path):
+            caller = Caller(path)
+            for _ in range(steps):
+                await anyio.sleep(0)
+        with closing(caller.link):
+            assert await caller.told() is None
