@@ -18,7 +18,7 @@ help: ## say what there is to make
 	@echo 'Variables: PYTHON=$(PYTHON)  VENV=$(VENV)  TORCH=$(TORCH)'
 
 demo: $(INSTALLED) ## weights that outlive engine and daemon, shown on a real model
-	$(RUN) bench/demo/run.py
+	$(RUN) -m bench.demo.run
 
 test: $(INSTALLED) ## all linters and all tests
 	$(RUN) -m pytest

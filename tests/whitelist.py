@@ -3,6 +3,7 @@ whole objects that have them are compared or encoded; or contract tests ask for 
 """
 
 from preloadd.domain.files import FileIdentity
+from preloadd.launcher.progress import Terminal
 from preloadd.linux.logs import PriorityFormatter
 from preloadd.memory import api
 from preloadd.protocol.messages import StatusTold
@@ -15,5 +16,6 @@ USED = (
     Snapshot.engines,
     StatusTold.tensor_bytes,
     StatusTold.uptime_s,
+    Terminal.on_broken_pipe,
     api.Mapping.writable,
 )

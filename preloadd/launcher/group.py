@@ -109,7 +109,8 @@ class _Group:
             # What it said last comes before its end: descriptors it parked must not be lost.
             self._take_news(rank, helpers)
             status = rank.end()
-            why = f"{rank.name} {describe(status)}"
+            words = f", after it said: {rank.status}" if rank.status else ""
+            why = f"{rank.name} {describe(status)}{words}"
             granted = None
             if restarts is not None and mendable(status, served=rank.served):
                 granted = restarts.grant(now=anyio.current_time())

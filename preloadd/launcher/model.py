@@ -12,6 +12,7 @@ import anyio
 
 from preloadd.errors import EXIT_STATUS, ErrorCode, LoaderFailed, ModelNotFound
 from preloadd.launcher.policy import describe
+from preloadd.launcher.processes import child_environ
 from preloadd.launcher.progress import Display
 from preloadd.linux.fds import OwnedFd
 from preloadd.linux.process import spawn
@@ -59,7 +60,7 @@ async def _fetch(command: Sequence[str], environ: Mapping[str, str]) -> Path:
             child = owned.enter_context(
                 spawn(
                     command,
-                    environ=environ,
+                    environ=child_environ(environ),
                     new_group=True,
                     parent_death_signal=signal.SIGKILL,
                     stdout=told.fileno(),

@@ -46,7 +46,11 @@ News = Ready | Report | Trouble
 
 
 class Rank:
-    """Owns everything of one rank that must not outlive the launcher; `close` ends it all."""
+    """Owns everything of one rank that must not outlive the launcher; `close` ends it all.
+
+    `ready` says whether this life serves, `served` whether any ever did; `status` is what this
+    life last told people.
+    """
 
     def __init__(
         self,
@@ -58,6 +62,7 @@ class Rank:
         self.name = settings.instance
         self.ready = False
         self.served = False
+        self.status = ""
         self._settings = settings
         self._started = False
         with ExitStack() as owned:
@@ -83,7 +88,7 @@ class Rank:
     def start(self) -> None:
         """Begin a life, with all that earlier ones parked: see `Process.start`."""
         self.process.start([(SETTINGS, self._told.fileno()), *self.parked.items()])
-        self._started = True
+        self._started, self.status = True, ""
 
     def news(self) -> Iterator[News]:
         """Follow every message that waits; yields what concerns others."""
@@ -123,6 +128,7 @@ class Rank:
     def _follow(self, message: Notification) -> Iterator[News]:
         """Do what the rank asks. Descriptors are stored or closed, which answers a barrier."""
         fields = message.fields
+        self.status = fields.get("STATUS", self.status)
         if fields.get("FDSTOREREMOVE") == "1":
             self.parked.remove(message.name)
         if fields.get("FDSTORE") == "1":

@@ -41,9 +41,9 @@ def prepare_socket_dir(
 ) -> None:
     """Make `path` (its parent exists) fit to hold sockets of this process, or InsecurePath.
 
-    With `mode`, it and `group` (unless -1) are set on a folder that is this user's own. Without, a
-    new folder is private and an existing one stays as it is. A `derived` folder is always private:
-    ConfigError if `mode` says otherwise.
+    A new folder is private. A folder of this user's own is then given the permissions of `mode`
+    that it lacks, for `group` (unless -1); it keeps those it has, since others may use it for other
+    things. A `derived` folder stays private: ConfigError if `mode` says otherwise.
     """
     _refuse_relative(path)
     if derived and mode is not None and mode != PRIVATE:
@@ -57,10 +57,7 @@ def prepare_socket_dir(
         found = os.fstat(folder.fileno())
         _check_folder(path, found, derived=derived, owners={0, os.geteuid()})
         if mode is not None and found.st_uid == os.geteuid():
-            # A descriptor opened with O_PATH refuses fchmod and fchown.
-            same = Path(f"/proc/self/fd/{folder.fileno()}")
-            os.chown(same, -1, group)
-            same.chmod(mode)
+            _open_up(folder, found, mode, group)
 
 
 def trusted_dir(path: Path, *, derived: bool, owners: Collection[int]) -> None:
@@ -90,6 +87,17 @@ def trusted_socket(path: Path, *, derived: bool, owners: Collection[int]) -> Non
     if not stat.S_ISSOCK(found.st_mode):
         raise InsecurePath(f"{path} is no socket: remove it, then start the daemon again")
     _check_owner(path, found, trusted)
+
+
+def _open_up(folder: OwnedFd, found: os.stat_result, mode: int, group: int) -> None:
+    has = stat.S_IMODE(found.st_mode)
+    # A descriptor opened with O_PATH refuses fchmod and fchown.
+    same = Path(f"/proc/self/fd/{folder.fileno()}")
+    suffices = (mode & 0o070) >> 3 & ~has == 0  # what all others may do
+    if found.st_gid != group and not suffices:
+        os.chown(same, -1, group)
+    if mode & ~has:
+        same.chmod(has | mode)
 
 
 def _refuse_relative(path: Path) -> None:

@@ -30,7 +30,7 @@ class Child:
         self._process = process
         self._pidfd = pidfd
         self._leads = leads
-        self._exitcode: int | None = None
+        self._status: int | None = None
 
     @property
     def pid(self) -> int:
@@ -38,15 +38,9 @@ class Child:
         return self._process.pid
 
     @property
-    def exitcode(self) -> int | None:
-        """The exit status, -n for a death by signal n; None until reaped."""
-        return self._exitcode
-
-    @property
     def status(self) -> int | None:
         """What a shell would report: the exit status, 128 + n for signal n; None until reaped."""
-        code = self._exitcode
-        return code if code is None or code >= 0 else 128 - code
+        return self._status
 
     def fileno(self) -> int:
         """A descriptor that is readable once the process has ended."""
@@ -54,14 +48,15 @@ class Child:
 
     def poll(self) -> int | None:
         """Reap the process if it has ended; its `status`."""
-        if self._exitcode is None and self._ended(0):
+        if self._status is None and self._ended(0):
             self.kill_group()
-            self._exitcode = self._process.wait()
-        return self.status
+            code = self._process.wait()
+            self._status = code if code >= 0 else 128 - code
+        return self._status
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait for the end, reap the process and return its status; TimeoutError."""
-        if self._exitcode is None:
+        if self._status is None:
             self._ended(timeout)
         status = self.poll()
         if status is None:
@@ -70,13 +65,13 @@ class Child:
 
     def signal(self, number: int) -> None:
         """Send a signal to the process alone; nothing happens once it has ended."""
-        if self._exitcode is None:
+        if self._status is None:
             with suppress(ProcessLookupError):
                 pidfd_send_signal(self._pidfd.fileno(), number)
 
     def kill_group(self, number: int = SIGKILL) -> None:
         """Send a signal to all processes of the group it leads; nothing happens once reaped."""
-        if self._leads and self._exitcode is None:
+        if self._leads and self._status is None:
             with suppress(ProcessLookupError):
                 os.killpg(self.pid, number)
 
@@ -86,7 +81,7 @@ class Child:
         A kill takes effect a moment later: until then members may still write to shared memory.
         Members that nobody reaps (PID 1 of a container may not care) stay for ever.
         """
-        if self._exitcode is None:
+        if self._status is None:
             return False
         if self._leads:
             with suppress(ProcessLookupError):

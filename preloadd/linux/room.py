@@ -12,9 +12,6 @@ from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-_UNLIMITED = 1 << 62
-"""Version 1 writes "no limit" as the largest multiple of the page size."""
-
 
 class _Version(NamedTuple):
     """File names of one version of the memory controller."""
@@ -63,12 +60,12 @@ def _cgroup_bounds(root: Path) -> Iterator[tuple[int, str]]:
 def _folder_bounds(root: Path, path: PurePosixPath, version: _Version) -> Iterator[tuple[int, str]]:
     folder = root / path.relative_to("/")
     for name in version.limits:
-        # Absent in the top folder, "max" where nothing is set.
+        # Absent in the top folder. Where nothing is set, version 2 says "max" and version 1 the
+        # largest multiple of the page size.
         with suppress(OSError, ValueError):
             limit = int((folder / name).read_text())
-            if limit < _UNLIMITED:
-                used = int((folder / version.usage).read_text()) - _cache(folder, version)
-                yield max(0, limit - used), f"the cgroup limit {path / name}"
+            used = int((folder / version.usage).read_text()) - _cache(folder, version)
+            yield max(0, limit - used), f"the cgroup limit {path / name}"
 
 
 def _cache(folder: Path, version: _Version) -> int:

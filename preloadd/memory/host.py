@@ -46,8 +46,9 @@ class HostFiller:
             undo.callback(fd.close)
             os.ftruncate(fd.fileno(), nbytes)
             # Allocated now, so that a lack of memory is an error here and not a SIGBUS in a copy
-            # later. It costs 0.25 s a GiB and is won back where one thread fills the chunk, since
-            # the copy then meets no page faults; disks are slower by far.
+            # later (only at a cgroup's limit the kernel kills all the same: see `room`). It costs
+            # 0.25 s a GiB; one thread that fills the chunk wins that back, as its copies then meet
+            # no page faults.
             os.posix_fallocate(fd.fileno(), 0, nbytes)
             area = mmap.mmap(fd.fileno(), nbytes, flags=mmap.MAP_SHARED)
             undo.callback(area.close)

@@ -30,8 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     logs.configure(options.log_level.upper(), os.environ)
     try:
-        listener = _listener(options)
         instances = [Instance.parse(text) for text in options.instance]
+        listener = _listener(options)
     except PreloadError as error:
         sys.stderr.write(f"preloadd supervisor: {error}\n")
         return error.exit_status

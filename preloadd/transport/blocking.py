@@ -18,7 +18,14 @@ from preloadd.linux.fds import OwnedFd, exhausted, is_exhausted
 from preloadd.linux.seqpacket import Packet, Pressure
 from preloadd.protocol import codec
 from preloadd.protocol.connection import ClientConnection
-from preloadd.protocol.messages import MAX_PACKET, Reply, Request, StateChanged
+from preloadd.protocol.messages import (
+    MAX_PACKET,
+    NotAvailable,
+    Refused,
+    Reply,
+    Request,
+    StateChanged,
+)
 
 _PAUSE = 0.01
 
@@ -120,9 +127,10 @@ class Client:
                 reply = self._receive(time.monotonic() + timeout).reply
             except TimeoutError:
                 return None
-            if not isinstance(reply, StateChanged):
-                raise Unavailable("absent", f"the daemon at {self._name} tells no more: {reply}")
-            return reply
+            if isinstance(reply, StateChanged):
+                return reply
+            why = reply.detail if isinstance(reply, (NotAvailable, Refused)) else codec.tag(reply)
+            raise Unavailable("absent", f"the daemon at {self._name} tells no more: {why}")
 
     def fileno(self) -> int:
         """The socket, still owned by this object."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import math
 import socket
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -24,6 +25,7 @@ from preloadd.transport.aio import Limits, Link, Session
 
 log = logging.getLogger(__name__)
 _BACK_OFF = 0.1
+_QUIET = 60.0
 _NO_LISTENER = {errno.EBADF, errno.EINVAL, errno.ENOTSOCK, errno.EOPNOTSUPP}
 
 Handler = Callable[[Session], Awaitable[None]]
@@ -41,8 +43,8 @@ class Server:
         self._admit = admit
         self._limits = limits
         self._open = 0
-        self._crowded = False
-        self._starved = False
+        self._crowded = _Episode()
+        self._starved = _Episode()
 
     async def serve(self, listener: socket.socket) -> None:
         """Accept clients until cancelled; then their sockets are closed, but not hung up on.
@@ -78,7 +80,6 @@ class Server:
                 # The listener stays readable all the while, and only others can make room.
                 await anyio.sleep(_BACK_OFF)
                 continue
-            self._note_fed()
             return sock
 
     def _welcome(self, link: Link) -> Session | None:
@@ -108,13 +109,12 @@ class Server:
         return None
 
     def _has_room(self, connection: ServerConnection[OwnedFd]) -> bool:
-        crowded = self._open >= self._limits.connections
-        if crowded:
-            connection.turn_away(Reason.BUSY, f"{self._open} clients are connected already")
-        if crowded and not self._crowded:
+        if self._open < self._limits.connections:
+            return True
+        connection.turn_away(Reason.BUSY, f"{self._open} clients are connected already")
+        if self._crowded.begins():
             log.warning("%d clients are connected: more are turned away", self._open)
-        self._crowded = crowded
-        return not crowded
+        return False
 
     async def _converse(self, session: Session, link: Link) -> None:
         try:
@@ -128,13 +128,19 @@ class Server:
             self._open -= 1
 
     def _note_starved(self, error: OSError) -> None:
-        if not self._starved:
+        if self._starved.begins():
             doing = "accepting a client"
             why = exhausted(error, doing) if is_exhausted(error) else f"{doing}: {error}"
             log.warning("%s; trying again every %g s", why, _BACK_OFF)
-        self._starved = True
 
-    def _note_fed(self) -> None:
-        if self._starved:
-            log.info("accepting clients again")
-        self._starved = False
+
+class _Episode:
+    """A trouble that is worth one line until it has been gone for a while: it comes in bursts."""
+
+    def __init__(self) -> None:
+        self._last = -math.inf
+
+    def begins(self) -> bool:
+        """Whether the trouble that was just met is a new one."""
+        before, self._last = self._last, anyio.current_time()
+        return self._last - before > _QUIET

@@ -91,7 +91,7 @@ class Stage:
         ending = Ending(display)
 
         async def watch() -> None:
-            while not until(stream.getvalue()):
+            while not until(stream.getvalue()):  # noqa: ASYNC110 what is awaited are processes
                 await anyio.sleep(0.005)
             then()
             ending.because("the test has seen enough", 0)

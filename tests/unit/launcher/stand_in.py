@@ -49,7 +49,7 @@ def content(fd: int) -> str:
     try:
         return os.pread(fd, 1 << 20, 0).decode()
     except OSError:
-        return os.readlink(f"/proc/self/fd/{fd}").partition(":")[0]
+        return str(Path(f"/proc/self/fd/{fd}").readlink()).partition(":")[0]
 
 
 def park(name: str, text: str) -> None:

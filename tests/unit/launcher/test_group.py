@@ -100,6 +100,12 @@ def test_one_ranks_end_ends_the_group_with_its_code(stage, before, last, code):
     assert "killing" not in outcome.shown
 
 
+def test_last_words_of_a_rank_are_told(stage):
+    stage.script("CPU-0", [["notify", "STATUS=reading"], ["notify", "STATUS=no disk"], ["exit", 7]])
+    outcome = stage.run(stage.launch("CPU-0"))
+    assert "CPU-0 ended with status 7, after it said: no disk\n" in outcome.shown
+
+
 def test_the_first_rank_to_fail_gives_the_code(stage):
     stage.script("CPU-0", [["exit", 3]])
     stage.script("CPU-1", [["sleep", 0.3], ["exit", 4]])
@@ -238,7 +244,7 @@ def test_leases_of_engines_that_left_are_not_kept(stage):
         [["park_connection", "lease.left", path], ["park_connection", "lease.stays", path], READY],
         [READY],
     )
-    connections = []
+    connections, killed = [], []
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as engine:
         engine.bind(path)
         engine.listen()
@@ -247,8 +253,9 @@ def test_leases_of_engines_that_left_are_not_kept(stage):
             if is_ready(shown) and not connections:
                 connections.extend(engine.accept()[0] for _ in range(2))
                 connections[0].close()
-            elif connections and len(stage.lives("CPU-0")) == 1:
-                kill(stage.lives("CPU-0")[0]["pid"])
+            elif connections and not killed:
+                killed.append(stage.lives("CPU-0")[0]["pid"])
+                kill(killed[0])
             return len(stage.lives("CPU-0")) == 2
 
         stage.run(stage.launch("CPU-0", restarts=Restarts()), until=until)

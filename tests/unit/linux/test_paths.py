@@ -79,7 +79,7 @@ def test_a_new_folder_is_private(tmp_path: Path, derived: bool) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o700, 0o750, 0o711])
-def test_a_folder_of_ones_own_gets_the_mode_whatever_the_mask(tmp_path: Path, mode: int) -> None:
+def test_a_new_folder_gets_the_mode_whatever_the_mask(tmp_path: Path, mode: int) -> None:
     mask = os.umask(0o077)
     try:
         for _ in range(2):
@@ -95,10 +95,35 @@ def test_an_existing_folder_keeps_its_mode_unless_one_is_given(tmp_path: Path) -
     assert mode_of(folder) == 0o755
 
 
+@pytest.mark.parametrize(
+    ("has", "wanted", "gets"),
+    [
+        (0o700, 0o750, 0o750),
+        (0o755, 0o700, 0o755),
+        (0o755, 0o750, 0o755),
+        (0o750, 0o711, 0o751),
+        (0o1777, 0o711, 0o1777),
+    ],
+)
+def test_an_existing_folder_gains_permissions_and_loses_none(
+    tmp_path: Path, has: int, wanted: int, gets: int
+) -> None:
+    folder = a_folder(tmp_path, has)
+    prepare_socket_dir(folder, derived=False, mode=wanted)
+    assert mode_of(folder) == gets
+
+
 @as_root
-def test_a_folder_may_be_given_to_a_group(tmp_path: Path) -> None:
-    prepare_socket_dir(tmp_path / "sockets", derived=False, mode=0o750, group=12345)
-    assert (tmp_path / "sockets").stat().st_gid == 12345
+@pytest.mark.parametrize(
+    ("has", "group", "gets"),
+    [(0o700, 12345, 12345), (0o711, 12345, 12345), (0o755, 12345, 0), (0o700, -1, 0)],
+)
+def test_a_folder_goes_to_the_group_that_could_not_enter_it(
+    tmp_path: Path, has: int, group: int, gets: int
+) -> None:
+    folder = a_folder(tmp_path, has)
+    prepare_socket_dir(folder, derived=False, mode=0o750, group=group)
+    assert folder.stat().st_gid == gets
 
 
 def test_an_automatic_folder_cannot_be_shared(tmp_path: Path) -> None:

@@ -1,0 +1,38 @@
+"""`preloadd run` with stand-ins in place of ranks: a real launcher process, to be sent signals.
+
+python drive.py STAND_IN_FOLDER SOCKET_DIR [FIELD=VALUE ...]
+"""
+
+import os
+import sys
+from pathlib import Path
+
+import anyio
+
+from preloadd.config import parse_run
+from preloadd.errors import PreloadError
+from preloadd.launcher.progress import complain, make_display
+from preloadd.launcher.start import Start
+
+STAND_IN = Path(__file__).with_name("stand_in.py")
+
+
+def main() -> int:
+    folder, socket_dir, *fields = sys.argv[1:]
+    given = {"model": folder, "weight_cache_socket_dir": socket_dir}
+    given |= dict(field.split("=", 1) for field in fields)
+    try:
+        start = Start(
+            parse_run(given),
+            dict(os.environ),
+            make_display(sys.stdout),
+            rank=lambda python, settings: [python, str(STAND_IN), folder, settings.instance],
+            fetch=lambda python: [python, f"{folder}/fetch.py"],
+        )
+        return anyio.run(start.run)
+    except PreloadError as error:
+        complain(sys.stderr, error)
+        return error.exit_status
+
+
+sys.exit(main())

@@ -1,0 +1,127 @@
+import grp
+import os
+import resource
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from preloadd.config import parse_run
+from preloadd.errors import ConfigError, InsecurePath
+from preloadd.launcher.checks import allow_many_files, find_python, prepare_socket_dir
+
+
+def prepare(environ=None, **given: object) -> tuple[Path, bool]:
+    return prepare_socket_dir(parse_run({"model": "m", **given}), environ or {})
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_this_interpreter_unless_another_is_asked_for():
+    assert find_python("") == sys.executable
+
+
+def test_link_to_an_interpreter_stays_a_link(tmp_path):
+    link = tmp_path / "python"
+    link.symlink_to(sys.executable)
+    assert find_python(str(link)) == str(link)
+
+
+def test_interpreter_is_found_on_the_path_and_made_absolute(tmp_path, monkeypatch):
+    (tmp_path / "mypython").symlink_to(sys.executable)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert find_python("mypython") == str(tmp_path / "mypython")
+    monkeypatch.chdir(tmp_path)
+    assert find_python("./mypython") == str(tmp_path / "mypython")
+
+
+def test_interpreter_that_is_none_is_said(tmp_path):
+    (tmp_path / "python").touch(mode=0o600)
+    with pytest.raises(ConfigError, match="--python") as caught:
+        find_python(str(tmp_path / "python"))
+    assert str(tmp_path / "python") in str(caught.value)
+
+
+def test_chosen_folder_is_made_private(socket_dir):
+    chosen = socket_dir / "mine"
+    assert prepare(weight_cache_socket_dir=str(chosen)) == (chosen, False)
+    assert mode(chosen) == 0o700
+
+
+def test_chosen_folder_that_is_there_stays_as_it_is(socket_dir):
+    socket_dir.chmod(0o755)
+    prepare(weight_cache_socket_dir=str(socket_dir))
+    assert mode(socket_dir) == 0o755
+
+
+@pytest.mark.parametrize("parent", ["gone", "file"])
+def test_chosen_folder_that_cannot_be_made_is_said_with_its_flag(socket_dir, parent):
+    (socket_dir / "file").touch()
+    with pytest.raises(ConfigError, match="--weight-cache-socket-dir") as caught:
+        prepare(weight_cache_socket_dir=str(socket_dir / parent / "mine"))
+    assert f"{parent}/mine" in str(caught.value)
+
+
+def test_link_is_refused(socket_dir):
+    (socket_dir / "link").symlink_to(socket_dir)
+    with pytest.raises(InsecurePath, match="symbolic link"):
+        prepare(weight_cache_socket_dir=str(socket_dir / "link"))
+
+
+def test_default_is_the_first_of_the_users_own_that_can_be_there(socket_dir):
+    uid = os.geteuid()
+    runtime, temporary = socket_dir / "run", socket_dir / "tmp"
+    temporary.mkdir()
+    environ = {"XDG_RUNTIME_DIR": str(runtime), "TMPDIR": str(temporary)}
+    assert prepare(environ) == (temporary / f"preloadd-{uid}", True)
+    runtime.mkdir()
+    assert prepare(environ) == (runtime / "preloadd", True)
+    assert mode(runtime / "preloadd") == 0o700
+
+
+def test_default_folder_that_is_open_to_others_is_refused(socket_dir):
+    (socket_dir / "preloadd").mkdir(mode=0o755)
+    with pytest.raises(InsecurePath, match="chmod 700"):
+        prepare({"XDG_RUNTIME_DIR": str(socket_dir)})
+
+
+def test_others_need_a_chosen_folder(socket_dir):
+    with pytest.raises(ConfigError, match="explicitly"):
+        prepare({"XDG_RUNTIME_DIR": str(socket_dir)}, access_user=("0",))
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"access_group": (str(os.getegid()),)}, 0o750),
+        ({"access_group": (grp.getgrgid(os.getegid()).gr_name,)}, 0o750),
+        ({"access_user": ("0",)}, 0o711),
+    ],
+)
+def test_folder_is_opened_as_far_as_access_needs(socket_dir, given, expected):
+    chosen = socket_dir / "mine"
+    prepare(weight_cache_socket_dir=str(chosen), **given)
+    assert mode(chosen) == expected
+
+
+def test_unknown_group_is_said():
+    with pytest.raises(ConfigError, match="no-such-group"):
+        prepare(access_group=("no-such-group",))
+
+
+def test_limit_of_open_files_is_raised_as_far_as_allowed():
+    code = (
+        "import resource as r; from preloadd.launcher.checks import allow_many_files;"
+        "r.setrlimit(r.RLIMIT_NOFILE, (64, r.getrlimit(r.RLIMIT_NOFILE)[1]));"
+        "allow_many_files(); print(r.getrlimit(r.RLIMIT_NOFILE))"
+    )
+    root = Path(sys.modules[allow_many_files.__module__].__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True
+    )
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    assert done.stdout.strip() == str((hard, hard))

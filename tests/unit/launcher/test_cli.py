@@ -1,0 +1,95 @@
+"""The command line as a user meets it, in a process of its own."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import preloadd
+from preloadd.config import RunOptions, flag
+
+ROOT = Path(preloadd.__file__).parents[1]
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "preloadd.launcher", *arguments],
+        cwd=ROOT,
+        env={**os.environ, "COLUMNS": "100", "TERM": "dumb", "NO_COLOR": "1"},
+        capture_output=True,
+        text=True,
+        timeout=20,
+    )
+
+
+def test_help_tells_every_flag_whole_and_in_panels():
+    done = run("--help")
+    assert done.returncode == 0
+    assert "Usage: preloadd run " in done.stdout
+    told = set(re.findall(r"--[a-z-]+", done.stdout))
+    assert told >= {flag(name) for name in RunOptions.model_fields}
+    for panel in ("Model", "Parallelism", "Engines", "Health endpoint", "Processes"):
+        assert f"─ {panel}" in done.stdout
+
+
+def test_defaults_that_help_tells_are_those_of_the_options():
+    shown = re.sub(r"[\s│]+", " ", run("--help").stdout)
+    for name, field in RunOptions.model_fields.items():
+        if isinstance(field.default, str) and field.default:
+            assert re.search(rf"{flag(name)} .*?Default: {field.default}\.", shown), name
+
+
+def test_all_faults_are_told_at_once():
+    done = run("-tp", "0", "--digest", "md5", "--chunk-bytes", "")
+    assert done.returncode == 78
+    assert done.stdout == ""
+    first, *faults = done.stderr.splitlines()
+    assert first == "preloadd run:"
+    assert [line.partition(": ")[0].strip() for line in faults] == [
+        "--model",
+        "--digest",
+        "--chunk-bytes",
+        "--tensor-parallel-size",
+    ]
+
+
+def test_one_fault_is_one_line():
+    done = run("--model", "/nonexistent")
+    assert done.returncode == 66
+    assert done.stderr == "preloadd run: /nonexistent: no such folder: correct the path\n"
+
+
+def test_every_flag_arrives_under_its_field_name():
+    """Each is given a value that only its own field refuses."""
+    wrong = {
+        "builder": "x",
+        "memory": "x",
+        "chunk_bytes": "x",
+        "digest": "x",
+        "tensor_parallel_size": "x",
+        "pipeline_parallel_size": "x",
+        "expert_placement_strategy": "x",
+        "access_group": "",
+        "access_user": "",
+        "weight_cache_health_host": "",
+        "weight_cache_health_port": "x",
+        "log_level": "x",
+    }
+    done = run(*(word for name, value in wrong.items() for word in (flag(name), value)))
+    told = {line.partition(":")[0].strip() for line in done.stderr.splitlines()[1:]}
+    assert told == {flag(name) for name in wrong} | {"--model"}
+
+
+def test_flags_may_be_repeated_and_switches_take_no_value():
+    done = run(
+        *("--model", "/nonexistent", "--access-group", "a", "--access-group", "b"),
+        *("--restart-ranks", "--enable-expert-parallel", "-pp", "2"),
+    )
+    assert "no group 'a'" in done.stderr or "explicitly" in done.stderr
+
+
+def test_unknown_flag_is_a_usage_error():
+    done = run("--model", "x", "--colour", "red")
+    assert done.returncode == 2
+    assert "--colour" in done.stderr

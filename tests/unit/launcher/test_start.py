@@ -1,0 +1,196 @@
+"""The whole launcher as a process of its own, which is sent signals and killed."""
+
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from preloadd.domain.settings import Deadlines, ModelSettings, RankSettings
+from preloadd.errors import EXIT_STATUS, ErrorCode
+from preloadd.launcher.start import fetch_command, rank_command
+
+DRIVE = Path(__file__).with_name("drive.py")
+SERVE = ["serve"]
+PATIENCE_S = 15.0
+
+
+class Launcher:
+    """A launcher process with what it has said so far."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self.shown = ""
+
+    def wait_for(self, text: str) -> None:
+        while text not in self.shown:
+            line = self.process.stdout.readline()
+            assert line, f"the launcher ended without {text!r}: {self.shown}"
+            self.shown += line
+
+    def end(self) -> int:
+        rest, _ = self.process.communicate(timeout=PATIENCE_S)
+        self.shown += rest
+        return self.process.returncode
+
+
+@pytest.fixture
+def drive(stage):
+    @contextmanager
+    def started(**fields: str) -> Iterator[Launcher]:
+        temporary = stage.folder / "tmp"
+        temporary.mkdir(exist_ok=True)
+        given = [f"{name}={value}" for name, value in fields.items()]
+        command = [sys.executable, str(DRIVE), str(stage.folder), str(stage.socket_dir), *given]
+        environ = {**stage.environ, "TMPDIR": str(temporary), "HF_HOME": str(stage.folder / "hf")}
+        with subprocess.Popen(
+            command,
+            env=environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        ) as process:
+            try:
+                yield Launcher(process)
+            finally:
+                process.kill()
+
+    return started
+
+
+def gone(pid: int) -> bool:
+    """Whether the process has ended, given a moment; a zombie has, whoever is to reap it."""
+    until = time.monotonic() + 5
+    while time.monotonic() < until:
+        try:
+            stat = Path(f"/proc/{pid}/stat").read_text()
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+        if stat.rpartition(")")[2].split()[0] == "Z":
+            return True
+        time.sleep(0.01)
+    return False
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signal_ends_everything_with_its_code(stage, drive, number):
+    stage.script("CPU-0", [SERVE])
+    stage.script("CPU-1", [SERVE])
+    with drive(tensor_parallel_size="2") as launcher:
+        launcher.wait_for("engines connect")
+        launcher.process.send_signal(number)
+        assert launcher.end() == 128 + number
+    assert f"stopping: received {number.name}" in launcher.shown
+    for instance in ("CPU-0", "CPU-1"):
+        (life,) = stage.lives(instance)
+        assert gone(life["pid"])
+        assert not (stage.socket_dir / instance / "rank.sock").exists()
+    assert not list((stage.folder / "tmp").iterdir())
+
+
+def test_signal_while_ranks_start(stage, drive):
+    stage.script("CPU-0", [["notify", "X_PRELOADD_PROGRESS=reading;1;2"]])
+    with drive() as launcher:
+        launcher.wait_for("CPU-0: reading")
+        launcher.process.send_signal(signal.SIGTERM)
+        assert launcher.end() == 143
+
+
+def test_second_signal_kills_at_once(stage, drive):
+    stage.script("CPU-0", [["ignore"], SERVE])
+    with drive() as launcher:
+        launcher.wait_for("engines connect")
+        began = time.monotonic()
+        launcher.process.send_signal(signal.SIGINT)
+        launcher.wait_for("stopping")
+        time.sleep(0.6)
+        launcher.process.send_signal(signal.SIGINT)
+        assert launcher.end() == 130
+    assert time.monotonic() - began < 5
+    assert "still runs: killing it" in launcher.shown
+
+
+def test_ranks_die_with_a_killed_launcher(stage, drive):
+    stage.script("CPU-0", [["ignore"], SERVE])
+    with drive() as launcher:
+        launcher.wait_for("engines connect")
+        launcher.process.kill()
+        launcher.end()
+    assert gone(stage.lives("CPU-0")[0]["pid"])
+
+
+def test_failed_rank_gives_the_exit_code(stage, drive):
+    stage.script("CPU-0", [SERVE])
+    stage.script("CPU-1", [["exit", 65]])
+    with drive(tensor_parallel_size="2") as launcher:
+        assert launcher.end() == 65
+
+
+def test_failed_rank_is_restarted_if_asked(stage, drive):
+    stage.script("CPU-0", [["park", "manifest.a", ""], ["kill", 9]], [SERVE])
+    with drive(restart_ranks="true") as launcher:
+        launcher.wait_for("CPU-0  adopted")
+        launcher.process.terminate()
+        assert launcher.end() == 143
+    assert len(stage.lives("CPU-0")) == 2
+
+
+def test_taken_health_port_is_said_before_anything_starts(stage, drive):
+    stage.script("CPU-0", [SERVE])
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        with drive(weight_cache_health_port=port) as launcher:
+            assert launcher.end() == EXIT_STATUS[ErrorCode.CONFIG]
+    assert f"--weight-cache-health-port: 127.0.0.1 port {port}" in launcher.shown
+    assert stage.lives("CPU-0") == []
+
+
+def test_missing_model_is_said_before_anything_starts(stage, drive):
+    with drive(model="/nonexistent") as launcher:
+        assert launcher.end() == EXIT_STATUS[ErrorCode.NOT_FOUND]
+    assert launcher.shown == "preloadd run: /nonexistent: no such folder: correct the path\n"
+    assert stage.lives("CPU-0") == []
+
+
+def test_signal_ends_a_download(stage, drive):
+    pid = stage.folder / "fetching"
+    (stage.folder / "fetch.py").write_text(
+        f"import os, time; open({str(pid)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
+    )
+    with drive(model="org/tiny") as launcher:
+        launcher.wait_for("fetching org/tiny")
+        while not pid.exists() or not pid.read_text():
+            time.sleep(0.01)
+        launcher.process.send_signal(signal.SIGINT)
+        assert launcher.end() == 130
+    assert gone(int(pid.read_text()))
+    assert stage.lives("CPU-0") == []
+
+
+def test_fetched_model_is_served(stage, drive):
+    stage.script("CPU-0", [SERVE])
+    (stage.folder / "fetch.py").write_text(f"print({str(stage.folder)!r})")
+    with drive(model="org/tiny") as launcher:
+        launcher.wait_for("engines connect")
+        launcher.process.terminate()
+        assert launcher.end() == 143
+    assert f'"path":"{stage.folder}"' in stage.lives("CPU-0")[0]["given"]["settings"][0]
+    assert '"name":"org/tiny"' in stage.lives("CPU-0")[0]["given"]["settings"][0]
+
+
+def test_commands_are_those_of_the_packages():
+    settings = RankSettings(
+        group="g",
+        instance="CPU-3",
+        socket_dir="/x",
+        derived=False,
+        model=ModelSettings("/m", "m"),
+        deadlines=Deadlines(),
+    )
+    assert rank_command("/py", settings) == ["/py", "-m", "preloadd.rank", "CPU-3"]
+    assert fetch_command("/py") == ["/py", "-m", "preloadd.loader", "fetch"]

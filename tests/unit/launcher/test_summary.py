@@ -1,0 +1,31 @@
+from pathlib import Path
+
+from preloadd.launcher.summary import Told, again_text, ready_text, told_by
+
+SOCKETS = Path("/run/x")
+
+
+def test_one_rank():
+    told = Told("CPU-0", SOCKETS / "CPU-0/rank.sock", adopted=False, nbytes=3 << 20, seconds=1.234)
+    assert ready_text("tiny", [told], seconds=2.0, socket_dir=SOCKETS).splitlines() == [
+        "ready: tiny, 1 rank, 3.0 MiB, after 2.0 s",
+        "  CPU-0  loaded 3.0 MiB in 1.23 s  /run/x/CPU-0/rank.sock",
+        "engines connect with PRELOADD_SOCKET_DIR=/run/x (or the option socket_dir)",
+    ]
+
+
+def test_several_ranks_stand_in_columns():
+    ranks = [
+        Told(name, SOCKETS / name, adopted=True, nbytes=1 << 20, seconds=0.1)
+        for name in ("CPU-0", "CPU-10")
+    ]
+    lines = ready_text("tiny", ranks, seconds=0.2, socket_dir=SOCKETS).splitlines()
+    assert lines[0] == "ready: tiny, 2 ranks, 2.0 MiB, after 0.2 s"
+    assert lines[1] == "  CPU-0   adopted 1.0 MiB in 0.10 s  /run/x/CPU-0"
+    assert lines[2] == "  CPU-10  adopted 1.0 MiB in 0.10 s  /run/x/CPU-10"
+
+
+def test_rank_that_does_not_answer_is_told_of_without_numbers(socket_dir):
+    told = told_by("CPU-0", socket_dir / "rank.sock", timeout=0.1)
+    assert told == Told("CPU-0", socket_dir / "rank.sock")
+    assert again_text(told) == "CPU-0 serves again: serves"
