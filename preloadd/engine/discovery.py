@@ -23,10 +23,14 @@ DAEMON_USER = "preloadd"
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A socket that may be there. `derived`: in a folder nobody chose, so it must be private."""
+    """A socket that may be there, and the folder of all sockets, unless the path itself was given.
+
+    `derived`: in a folder nobody chose, so that must be private.
+    """
 
     path: Path
-    derived: bool
+    folder: Path | None = None
+    derived: bool = False
 
 
 def host_device(environ: Mapping[str, str], rank: int = 0) -> DeviceId:
@@ -44,17 +48,15 @@ def candidates(
 ) -> list[Candidate]:
     """Where the daemon of `device` may listen, in the order to look."""
     if options.socket_path is not None:
-        return [Candidate(options.socket_path.absolute(), derived=False)]
+        return [Candidate(options.socket_path.absolute())]
     instance = Instance(device, role)
     below = Path(str(instance), instance.socket_name)
     if options.socket_dir is not None:
-        return [Candidate(options.socket_dir.absolute() / below, derived=False)]
-    derived = derived_dirs(environ, uid)
-    chosen = [folder for folder in socket_dirs(environ, uid) if folder not in derived]
-    return [
-        *(Candidate(folder / below, derived=False) for folder in chosen),
-        *(Candidate(folder / below, derived=True) for folder in derived),
-    ]
+        folders = [options.socket_dir.absolute()]
+    else:
+        folders = socket_dirs(environ, uid)
+    derived = derived_dirs(environ, uid) if options.socket_dir is None else []
+    return [Candidate(folder / below, folder, folder in derived) for folder in folders]
 
 
 def find(places: Sequence[Candidate]) -> Candidate:
@@ -66,7 +68,8 @@ def find(places: Sequence[Candidate]) -> Candidate:
     searched = []
     for place in places:
         try:
-            trusted_dir(place.path.parents[1], derived=place.derived, owners=owners)
+            if place.folder is not None:
+                trusted_dir(place.folder, derived=place.derived, owners=owners)
             trusted_socket(place.path, derived=False, owners=owners)
         except (FileNotFoundError, NotADirectoryError):
             searched.append(str(place.path))

@@ -51,7 +51,13 @@ class Weights:
         """Unmap and give the lease back. BufferError while tensors of it are in use elsewhere."""
         self.tensors = {}
         self._chunks = []
-        self._end()
+        try:
+            self._end()
+        except BufferError:
+            raise BufferError(
+                "tensors of these weights are still in use, so they stay mapped and the lease "
+                "goes on: drop the tensors and the model, then close again"
+            ) from None
 
     def abandon(self) -> None:
         """Give the lease back and leave the mapping to the tensors that still use it."""

@@ -169,7 +169,7 @@ class BarDisplay:
                 self._drawn = now
 
     def settle(self) -> None:
-        """Leave the bars as they are and draw no more."""
+        """Remove the bars."""
         with contextlib.suppress(OSError, ValueError):
             if self._bars is not None:
                 self._bars.stop()
@@ -186,6 +186,7 @@ class BarDisplay:
                 TimeRemainingColumn(compact=True),
                 console=self._console,
                 auto_refresh=False,
+                transient=True,
                 redirect_stdout=False,
                 redirect_stderr=False,
             )

@@ -16,18 +16,13 @@ from bench.demo.model import default_folder, make_model
 SHARDS = [f"model-0000{n}-of-00003.safetensors" for n in (1, 2, 3)]
 
 
-@pytest.fixture(scope="module")
-def folder() -> Path:
-    return make_model()
-
-
-def test_three_shards_hold_272_tensors_of_bf16(folder):
-    assert sorted(path.name for path in folder.glob("*.safetensors")) == SHARDS
-    assert max(path.stat().st_size for path in folder.glob("*.safetensors")) <= 100_000_000
-    weight_map = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
+def test_three_shards_hold_272_tensors_of_bf16(smollm2):
+    assert sorted(path.name for path in smollm2.glob("*.safetensors")) == SHARDS
+    assert max(path.stat().st_size for path in smollm2.glob("*.safetensors")) <= 100_000_000
+    weight_map = json.loads((smollm2 / "model.safetensors.index.json").read_text())["weight_map"]
     found = {}
     for shard in SHARDS:
-        with safe_open(folder / shard, framework="pt") as opened:
+        with safe_open(smollm2 / shard, framework="pt") as opened:
             names = list(opened.keys())
             found |= dict.fromkeys(names, shard)
             assert {opened.get_slice(name).get_dtype() for name in names} == {"BF16"}
@@ -36,12 +31,12 @@ def test_three_shards_hold_272_tensors_of_bf16(folder):
 
 
 @pytest.mark.slow
-def test_it_loads_like_any_checkpoint_and_answers(folder):
-    model, told = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+def test_it_loads_like_any_checkpoint_and_answers(smollm2):
+    model, told = AutoModelForCausalLM.from_pretrained(smollm2, output_loading_info=True)
     assert not any(told.values())
     assert model.lm_head.weight is model.model.embed_tokens.weight
     assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
-    assert answer(model, folder, "What is the capital of France?") == (
+    assert answer(model, smollm2, "What is the capital of France?") == (
         "The capital of France is Paris."
     )
 
@@ -59,7 +54,7 @@ def answer(model, folder: Path, question: str) -> str:
 
 
 @pytest.mark.slow
-def test_two_makers_at_once_replace_an_outdated_model_once(folder, tmp_path):
+def test_two_makers_at_once_replace_an_outdated_model_once(smollm2, tmp_path):
     out = tmp_path / "model"
     out.mkdir()
     (out / maker.STAMP).write_text('{"recipe": 0, "files": {}}')
@@ -71,7 +66,7 @@ def test_two_makers_at_once_replace_an_outdated_model_once(folder, tmp_path):
     assert sorted(text.count("making") for text in told) == [0, 1]
     assert sorted(tmp_path.iterdir()) == [tmp_path / ".model.lock", out]
     assert {path.name: path.stat().st_size for path in out.iterdir()} == {
-        path.name: path.stat().st_size for path in folder.iterdir()
+        path.name: path.stat().st_size for path in smollm2.iterdir()
     }
 
 
@@ -81,8 +76,8 @@ def test_a_model_that_is_not_whole_is_not_used(stamp, tmp_path):
     assert not maker._is_made(tmp_path)
 
 
-def test_a_truncated_shard_is_noticed(folder, tmp_path):
-    for path in folder.iterdir():
+def test_a_truncated_shard_is_noticed(smollm2, tmp_path):
+    for path in smollm2.iterdir():
         (tmp_path / path.name).symlink_to(path)
     assert maker._is_made(tmp_path)
     (tmp_path / SHARDS[0]).unlink()

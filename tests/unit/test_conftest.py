@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -42,6 +43,7 @@ def test_every_kind_of_leak_fails_its_test_and_only_that(tmp_path: Path) -> None
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir=.", "."],
         cwd=tmp_path,
+        env=os.environ | {"COLUMNS": "200"},
         capture_output=True,
         text=True,
         check=False,

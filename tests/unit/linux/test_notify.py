@@ -126,6 +126,16 @@ def test_information_that_cannot_be_sent_is_complained_about_once(
     ]
 
 
+@pytest.mark.timeout(10)
+def test_information_never_waits_for_a_manager_that_does_not_listen(
+    manager: NotifySocket, notifier: Notifier, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in range(2000):
+        notifier.status(f"{number} of 2000")
+    assert "temporarily unavailable" in caplog.text
+    assert told(manager).fields == {"STATUS": "0 of 2000"}
+
+
 @pytest.mark.parametrize(
     "tell",
     [

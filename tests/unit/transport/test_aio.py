@@ -96,10 +96,11 @@ class TestLink:
     async def test_sends_to_a_peer_that_reads_late(self, pair):
         ours, theirs = pair
         before = fill(ours)
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(Link(ours).send, b"last")
-            await anyio.wait_all_tasks_blocked()
-            received = [seqpacket.receive(theirs, 999).data for _ in range(before)]
+        with anyio.fail_after(1):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(Link(ours).send, b"last")
+                await anyio.wait_all_tasks_blocked()
+                received = [seqpacket.receive(theirs, 999).data for _ in range(before)]
         assert set(received) == {b"x" * 500}
         assert seqpacket.receive(theirs, 999).data == b"last"
 
@@ -224,6 +225,25 @@ class TestSession:
                 await anyio.wait_readable(theirs)
                 assert told(theirs) == CHANGED
             theirs.close()
+
+    async def test_tellers_wait_in_line_for_a_client_that_reads_late(self, pair):
+        ours, theirs = pair
+        ask(theirs, m.Watch())
+        one = session(ours)
+        await anext(one)
+        await one.answer(CHANGED)
+        before = fill(ours)
+        events = [m.StateChanged(state=state) for state in State]
+        async with anyio.create_task_group() as tasks:
+            for event in events:
+                tasks.start_soon(one.answer, event)
+            await anyio.wait_all_tasks_blocked()
+            assert told(theirs) == CHANGED
+            for _ in range(before):
+                theirs.recv(999)
+            for event in events:
+                await anyio.wait_readable(theirs)
+                assert told(theirs) == event
 
     async def until_the_end(self, one, tasks):
         assert [request async for request in one] == []
