@@ -53,9 +53,10 @@ def changes(parked: Recipe, wanted: Recipe) -> tuple[Difference, ...]:
     """What differs between the recipe of a parked generation and the one wanted now.
 
     Empty means: adopt. `daemon` in each difference is the parked value, `engine` the wanted one.
+    Files that are wanted but not known (none are listed) differ from no others.
     """
     found = list(differences(parked.fields, wanted.fields))
-    if sorted(parked.files) != sorted(wanted.files):
+    if wanted.files and sorted(parked.files) != sorted(wanted.files):
         gone = set(parked.files) - set(wanted.files)
         new = set(wanted.files) - set(parked.files)
         found.append(Difference("files", f"{len(gone)} changed or gone", f"{len(new)} new"))

@@ -32,11 +32,19 @@ class NativeCheckpoint:
     CheckpointError and ReadFailed as of `weights.checkpoint`.
     """
 
-    def __init__(self, folder: Path, *, revision: str = "", dtype: str = "auto") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        revision: str = "",
+        dtype: str = "auto",
+        digest_cache: Path | None = None,
+    ) -> None:
         self.folder = folder
         self.config: dict[str, Any] = read_config(folder)
         self._revision = revision
         self._dtype = dtype
+        self._digest_cache = digest_cache
 
     @cached_property
     def opened(self) -> Checkpoint:
@@ -82,5 +90,5 @@ class NativeCheckpoint:
     def _digest(self, method: str) -> str:
         for digest, name in METHODS.items():
             if name == method:
-                return content(self.opened, Digest(digest), None)
+                return content(self.opened, Digest(digest), self._digest_cache)
         raise ValueError(f"a newer daemon identifies content by {method}")

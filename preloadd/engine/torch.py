@@ -20,6 +20,7 @@ from preloadd.engine.native import WHOLE, NativeCheckpoint
 from preloadd.engine.options import Options
 from preloadd.frameworks.torch import host_chunk, views
 from preloadd.memory.host import HostMapper
+from preloadd.weights.checkpoint.digest_cache import cache_folder_of
 
 
 class Weights:
@@ -98,7 +99,9 @@ def attach_checkpoint(
     are none: falling back is the caller's business here.
     """
     parsed = Options.parse(options or {})
-    checkpoint = NativeCheckpoint(folder, revision=revision, dtype=dtype)
+    checkpoint = NativeCheckpoint(
+        folder, revision=revision, dtype=dtype, digest_cache=cache_folder_of(os.environ)
+    )
     device = host_device(os.environ, placement.tensor_rank)
     wanted = checkpoint.wanted(device, client=client, role=role, placement=placement)
     return attach_wanted(wanted, parsed)

@@ -32,6 +32,7 @@ from preloadd.engine.options import Options
 from preloadd.engine.torch import Weights, attach_wanted
 from preloadd.errors import AttachError, ConfigError, PreloadError
 from preloadd.weights.checkpoint import locate
+from preloadd.weights.checkpoint.digest_cache import cache_folder_of
 
 log = logging.getLogger(__name__)
 
@@ -102,7 +103,9 @@ def _attached(
 ) -> PreTrainedModel:
     folder = locate(name, revision, environ=os.environ)
     wish = str(dtype).removeprefix("torch.")
-    checkpoint = NativeCheckpoint(folder, revision=revision, dtype=wish)
+    checkpoint = NativeCheckpoint(
+        folder, revision=revision, dtype=wish, digest_cache=cache_folder_of(os.environ)
+    )
     config = AutoConfig.from_pretrained(folder)
     if type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
         raise AttachError(f"transformers has no causal language model for {type(config).__name__}")

@@ -66,6 +66,23 @@ def pair() -> tuple[socket.socket, socket.socket]:
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
+def adopted(fd: OwnedFd) -> socket.socket:
+    """The SOCK_SEQPACKET socket that was passed as `fd`, which is taken; the caller owns it.
+
+    ProtocolViolation, and `fd` is closed, if it is something else.
+    """
+    with fd:
+        try:
+            sock = socket.socket(fileno=fd.fileno())
+        except OSError as error:
+            raise ProtocolViolation(f"no socket: {error.strerror}") from error
+        fd.take()
+    if (sock.family, sock.type) != (socket.AF_UNIX, socket.SOCK_SEQPACKET):
+        sock.close()
+        raise ProtocolViolation("a socket of another kind")
+    return sock
+
+
 def listen(path: Path, mode: int, backlog: int, *, group: int = -1) -> socket.socket:
     """A listening socket at `path` with `mode` and, unless -1, `group`; the caller owns it.
 

@@ -7,8 +7,6 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Mapping
-from pathlib import Path
 
 from preloadd.domain.settings import Memory
 from preloadd.errors import ConfigError, PreloadError
@@ -21,6 +19,7 @@ from preloadd.loader.report import Reporter
 from preloadd.memory.api import Filler
 from preloadd.memory.host import HostFiller
 from preloadd.transport.blocking import Link
+from preloadd.weights.checkpoint.digest_cache import cache_folder_of
 
 log = logging.getLogger("preloadd.loader")
 
@@ -63,7 +62,7 @@ def _obey() -> int:
             settings,
             _filler(settings.model.memory),
             reporter,
-            digest_cache=_digest_cache(os.environ),
+            digest_cache=cache_folder_of(os.environ),
         )
     except PreloadError as error:
         return _failed(reporter, error)
@@ -88,19 +87,6 @@ def _filler(memory: Memory) -> Filler:
     match memory:
         case Memory.HOST:
             return HostFiller()
-
-
-def _digest_cache(environ: Mapping[str, str]) -> Path | None:
-    """Where digests of whole files are kept: the service's cache folder, else the user's."""
-    if environ.get("CACHE_DIRECTORY"):
-        return Path(environ["CACHE_DIRECTORY"].partition(":")[0]) / "digests"
-    cache = environ.get("XDG_CACHE_HOME", "")
-    if not cache.startswith("/"):
-        home = environ.get("HOME", "")
-        if not home.startswith("/"):
-            return None
-        cache = f"{home}/.cache"
-    return Path(cache) / "preloadd" / "digests"
 
 
 if __name__ == "__main__":

@@ -21,9 +21,6 @@ VERSION = 1
 MAX_PACKET = 64 * 1024
 """Bytes. The kernel's default send buffer would take 212,960."""
 
-MAX_DESCRIPTORS = 253
-"""SCM_MAX_FD of the kernel."""
-
 
 class Reason(StrEnum):
     """Why a daemon that is there does not hand out weights."""

@@ -14,8 +14,8 @@ import msgspec
 from preloadd.domain.ids import Instance
 from preloadd.domain.settings import RankSettings
 from preloadd.errors import ConfigError, PreloadError
-from preloadd.linux import logs, peers
-from preloadd.linux.fds import OwnedFd
+from preloadd.linux import logs, peers, seqpacket
+from preloadd.linux.fds import OwnedFd, exhausted, is_exhausted
 from preloadd.linux.locks import Lock
 from preloadd.linux.memfd import read_sealed
 from preloadd.linux.notify import Notifier, inherited
@@ -42,22 +42,23 @@ def main() -> int:
     except PreloadError as error:
         log.error("%s", error)  # noqa: TRY400 - the text is for people, the trace would hide it
         return error.exit_status
+    except OSError as error:
+        if not is_exhausted(error):
+            raise
+        log.error("%s", exhausted(error, "serving"))  # noqa: TRY400 - the text is for people
+        return OutOfDescriptors.EXIT
     return 0
 
 
 def _serve(settings: RankSettings, parked: dict[str, list[OwnedFd]]) -> None:
     os.umask(0o077)
     policy = peers.policy(settings.access, os.geteuid())
-    folder = Path(settings.socket_dir) / settings.instance
-    prepare_socket_dir(Path(settings.socket_dir), derived=settings.derived)
-    prepare_socket_dir(
-        folder,
-        derived=False,
-        mode=policy.folder_mode,
-        group=-1 if policy.group is None else policy.group,
-    )
+    folder = _folder(settings)
     environ = {name: value for name, value in os.environ.items() if name not in _MANAGER_ONLY}
     with Lock.take(folder, settings.instance):
+        # Not before: until then the folder may be another daemon's.
+        group = -1 if policy.group is None else policy.group
+        prepare_socket_dir(folder, derived=False, mode=policy.folder_mode, group=group)
         notifier = Notifier(os.environ)
         daemon = Daemon(
             settings,
@@ -75,6 +76,21 @@ def _serve(settings: RankSettings, parked: dict[str, list[OwnedFd]]) -> None:
             raise cause from None
         finally:
             notifier.close()
+
+
+def _folder(settings: RankSettings) -> Path:
+    """The folder of this instance, made if need be; ConfigError, InsecurePath."""
+    folder = Path(settings.socket_dir, settings.instance)
+    seqpacket.check_length(folder / settings.parsed_instance.socket_name)
+    try:
+        prepare_socket_dir(folder.parent, derived=settings.derived)
+        prepare_socket_dir(folder, derived=False)
+    except OSError as error:
+        raise ConfigError(
+            f"the socket directory {folder.parent} cannot be used: {error.strerror}: give one "
+            f"whose parent is there and that user {os.geteuid()} may write to"
+        ) from error
+    return folder
 
 
 def _settings(arguments: list[str], passed: list[OwnedFd]) -> RankSettings:

@@ -27,13 +27,11 @@ class Adoption:
     reasons: list[str] = field(default_factory=list)
 
 
-def adopt(
-    parked: Mapping[str, Sequence[OwnedFd]], keeper: Keeper, wanted: Recipe | None
-) -> Adoption:
+def adopt(parked: Mapping[str, Sequence[OwnedFd]], keeper: Keeper, wanted: Recipe) -> Adoption:
     """Pick the generation that matches `wanted` out of what was `parked`, close all the rest.
 
-    Takes every descriptor. `wanted` None (the checkpoint cannot be looked at) adopts whatever is
-    whole: engines compare keys, so stale weights are refused by them, never served as fresh ones.
+    Takes every descriptor. Without files in `wanted` (the checkpoint cannot be looked at) the
+    settings decide alone: engines compare keys, so they refuse weights of another checkpoint.
     """
     result = Adoption()
     for name in sorted(parked):
@@ -59,7 +57,7 @@ def _whole(
     name: str,
     parked: Mapping[str, Sequence[OwnedFd]],
     keeper: Keeper,
-    wanted: Recipe | None,
+    wanted: Recipe,
     reasons: list[str],
 ) -> Generation | None:
     """The generation of manifest `name` if all of it is there and fits; else None and a reason."""
@@ -72,7 +70,7 @@ def _whole(
     except (DamagedManifest, ProtocolViolation, OSError) as error:
         reasons.append(f"parked weights are damaged: {error}")
         return None
-    differing = () if wanted is None else changes(manifest.recipe, wanted)
+    differing = changes(manifest.recipe, wanted)
     if differing:
         told = "; ".join(f"{d.field}: was {d.daemon}, now {d.engine}" for d in differing)
         reasons.append(f"parked weights are for something else: {told}")

@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 
 import anyio
@@ -15,9 +15,9 @@ from anyio.abc import TaskGroup
 
 from preloadd.domain.access import Peer, Policy, may_attach
 from preloadd.domain.leases import Lease
-from preloadd.domain.recipe import Recipe, recipe_of
+from preloadd.domain.recipe import recipe_of
 from preloadd.domain.settings import RankSettings
-from preloadd.errors import AccessDenied, ModelNotFound, PreloadError, ReadFailed
+from preloadd.errors import AccessDenied, PreloadError, ProtocolViolation
 from preloadd.linux import peers, seqpacket
 from preloadd.linux.fds import OwnedFd
 from preloadd.linux.notify import Notifier
@@ -89,9 +89,7 @@ class Daemon:
 
     async def _bring_up(self, parked: Parked) -> None:
         """Adopt what is parked or load afresh, until the service serves."""
-        adoption = adopt(parked, self._loader.keeper, self._wanted() if parked else None)
-        for reason in adoption.reasons:
-            log.warning("%s: loading afresh", reason)
+        adoption = self._adopt(parked) if parked else Adoption()
         self._parking.drop(adoption.dropped)
         if adoption.generation is None:
             await self._load(adoption)
@@ -110,6 +108,7 @@ class Daemon:
         try:
             await self._parking.commit(generation)
         except OSError as error:
+            self._parking.evict(generation)
             generation.close()
             raise PreloadError(f"the service manager does not keep the weights: {error}") from error
         self._service.loaded(generation)
@@ -142,34 +141,58 @@ class Daemon:
             f"{progress.phase}{percent}", progress.phase, progress.done, progress.total
         )
 
-    def _wanted(self) -> Recipe | None:
-        """The recipe now; None if the checkpoint cannot be looked at."""
+    def _adopt(self, parked: Parked) -> Adoption:
+        """What comes of `parked`; the checkpoint's error if neither that nor a load can succeed."""
+        unseen, files = None, ()
         try:
             files = identities_of(Path(self._settings.model.path))
-        except (ModelNotFound, PreloadError, ReadFailed) as error:
+        except PreloadError as error:
             log.warning("the checkpoint cannot be compared with what is parked: %s", error)
-            return None
-        return recipe_of(self._settings, files)
+            unseen = error
+        adoption = adopt(parked, self._loader.keeper, recipe_of(self._settings, files))
+        for reason in adoption.reasons:
+            log.warning("not adopted: %s", reason)
+        if adoption.generation is None and unseen is not None:
+            # What is parked stays so: the settings may be the mistake.
+            raise unseen
+        return adoption
 
     def _inherited_listener(self, fds: list[OwnedFd]) -> socket.socket | None:
-        """The parked listening socket, unless its path is gone: nobody could connect then."""
+        """The parked listening socket, unless nobody could connect to it by its path."""
         found = None
         for fd in fds:
-            if found is None and self._path.is_socket():
-                found = socket.socket(fileno=fd.take())
-            else:
-                fd.close()
+            with fd:
+                if found is None:
+                    found = self._listener(fd)
         if fds and found is None:
             self._parking.drop([LISTENER])
         return found
+
+    def _listener(self, fd: OwnedFd) -> socket.socket | None:
+        """The socket that was parked as `fd` if it listens at our path; takes `fd`."""
+        try:
+            sock = seqpacket.adopted(fd)
+        except ProtocolViolation as error:
+            log.warning("what was parked as %s is %s", LISTENER, error)
+            return None
+        # It was bound under another name in the folder, and then renamed.
+        folder = Path(os.fsdecode(sock.getsockname())).parent
+        listens = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+        if listens and folder == self._path.parent and self._path.is_socket():
+            return sock
+        sock.close()
+        return None
 
     def _resume_leases(self, parked: dict[str, list[OwnedFd]], tasks: TaskGroup) -> None:
         """Go on with the engines that were attached to an earlier daemon."""
         for name in [name for name in parked if name.startswith("lease.")]:
             for fd in parked.pop(name):
-                sock = socket.socket(fileno=fd.take())
-                peer = peers.peer(sock)
-                lease = Lease.from_fdname(name, pid=peer.pid)
+                try:
+                    sock, peer, lease = _parked_lease(name, fd)
+                except (ProtocolViolation, ValueError) as error:
+                    log.warning("what was parked as %s is no lease: %s", name, error)
+                    self._parking.drop([name])
+                    continue
                 self._service.lease_began(lease, None)
                 tasks.start_soon(self._server.resume, sock, lease.id, peer)
 
@@ -213,6 +236,17 @@ class Daemon:
         while True:
             self._notifier.watchdog()
             await anyio.sleep(interval_s)
+
+
+def _parked_lease(name: str, fd: OwnedFd) -> tuple[socket.socket, Peer, Lease]:
+    """An engine's connection, who it is and its lease; takes `fd`. ProtocolViolation, ValueError."""
+    with ExitStack() as undo:
+        sock = seqpacket.adopted(fd)
+        undo.callback(sock.close)
+        peer = peers.peer(sock)
+        lease = Lease.from_fdname(name, pid=peer.pid)
+        undo.pop_all()
+    return sock, peer, lease
 
 
 def watchdog_interval(environ: Mapping[str, str]) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 from preloadd.domain.ids import GenerationId
 from preloadd.domain.manifest import Manifest
@@ -28,8 +29,14 @@ class Generation:
         return sum(self.manifest.chunks)
 
     def descriptors(self) -> list[OwnedFd]:
-        """Fresh duplicates to hand over: the manifest's, then every chunk's in order."""
-        return [fd.duplicate() for fd in (self.sealed, *self.chunks)]
+        """Fresh duplicates to hand over: the manifest's, then every chunk's in order. OSError."""
+        copies = []
+        with ExitStack() as undo:
+            for fd in (self.sealed, *self.chunks):
+                copies.append(fd.duplicate())
+                undo.callback(copies[-1].close)
+            undo.pop_all()
+        return copies
 
     def close(self) -> None:
         """Close every descriptor; engines that mapped the arena keep their mappings."""

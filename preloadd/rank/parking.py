@@ -89,7 +89,10 @@ class Parking:
 
         A lease that cannot be parked is granted all the same: it ends with this process.
         """
-        self._keep(lease.fdname, fd, poll=True)
+        try:
+            self._keep(lease.fdname, fd, poll=True)
+        except OSError as error:
+            log.warning("the lease of %s will not outlive this daemon: %s", lease.client, error)
 
     def drop_lease(self, lease: Lease) -> None:
         """Have a lease's connection closed: an engine is hung up on with the last copy of it."""

@@ -20,7 +20,7 @@ from preloadd.domain.leases import Lease, Mode, may_release
 from preloadd.domain.lifecycle import Event, State, advance
 from preloadd.domain.settings import RankSettings
 from preloadd.errors import ErrorCode
-from preloadd.linux.fds import OwnedFd
+from preloadd.linux.fds import OwnedFd, exhausted, is_exhausted
 from preloadd.protocol import messages as m
 from preloadd.rank.generation import Generation
 from preloadd.rank.parking import Parking
@@ -69,6 +69,7 @@ class Service:
     def load_started(self) -> None:
         """A loader was started."""
         self.load_wanted = anyio.Event()
+        self._detail = ""
         self._enter(Event.LOAD_STARTED)
 
     def progressed(self, progress: m.Progress) -> None:
@@ -110,7 +111,7 @@ class Service:
 
     def attach(
         self, request: m.Attach, *, pid: int
-    ) -> tuple[Lease, m.Granted, list[OwnedFd]] | m.Mismatched | m.NotAvailable:
+    ) -> tuple[Lease, m.Granted, list[OwnedFd]] | m.Mismatched | m.NotAvailable | m.Refused:
         """Grant a lease, or say why not. The descriptors are the caller's to send and close."""
         if self.generation is None or self.state is not State.SERVING:
             return self._not_available()
@@ -132,7 +133,15 @@ class Service:
             manifest=os.fstat(self.generation.sealed.fileno()).st_size,
             chunks=manifest.chunks,
         )
-        return lease, granted, self.generation.descriptors()
+        try:
+            return lease, granted, self.generation.descriptors()
+        except OSError as error:
+            if not is_exhausted(error):
+                raise
+            return m.Refused(
+                code=ErrorCode.NO_DESCRIPTORS,
+                detail=str(exhausted(error, f"granting {self.settings.instance}")),
+            )
 
     def lease_began(self, lease: Lease, fd: int | None) -> None:
         """An engine holds weights from now on; its connection `fd` is parked unless it was."""
@@ -150,8 +159,13 @@ class Service:
             self._parking.drop_lease(lease)
 
     def release(self, asker: LeaseId | None, *, operator: bool) -> m.Done | m.Refused:
-        """Free the weights if the asker may; the parked copy goes first."""
-        refusal = may_release(self._leases.values(), asker, operator=operator)
+        """Free the weights if the asker may; the parked copy goes first.
+
+        Engines that went on with weights of an earlier generation neither hinder nor may it.
+        """
+        holders = {lease.id: lease for lease in self._holders()}
+        holder = asker if asker in holders else None
+        refusal = may_release(holders.values(), holder, operator=operator)
         if refusal is not None:
             return m.Refused(code=ErrorCode.DENIED, detail=refusal)
         if self.generation is None or self.state is not State.SERVING:
@@ -163,6 +177,12 @@ class Service:
         self._detail = "the weights were released; ask for a load to have them again"
         self._enter(Event.RELEASED)
         return m.Done()
+
+    def _holders(self) -> list[Lease]:
+        """The leases of the generation that is served."""
+        if self.generation is None:
+            return []
+        return [each for each in self._leases.values() if each.generation == self.generation.id]
 
     def load(self, *, operator: bool) -> m.Done | m.Refused:
         """Have the weights loaded again after a release."""

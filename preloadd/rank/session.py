@@ -66,7 +66,7 @@ class Desk:
 
     async def _attach(self, session: Session, request: m.Attach) -> Lease | None:
         outcome = self._service.attach(request, pid=session.peer.pid)
-        if isinstance(outcome, (m.Mismatched, m.NotAvailable)):
+        if isinstance(outcome, (m.Mismatched, m.NotAvailable, m.Refused)):
             await session.answer(outcome)
             return None
         lease, granted, descriptors = outcome
@@ -74,6 +74,9 @@ class Desk:
         self._service.lease_began(lease, session.fileno())
         try:
             await session.answer(granted, descriptors)
+        except Exception:
+            self._end(lease)
+            raise
         finally:
             for fd in descriptors:
                 fd.close()

@@ -12,20 +12,10 @@ import pytest
 
 from preloadd.domain.lifecycle import State
 from tests.checkpoints import SHARDS, sparse, stored
-from tests.process.conftest import Manage, Manager
+from tests.process.conftest import Manage, Manager, content
 
 HEAVY = {"torch", "numpy", "fastapi", "pydantic", "uvicorn", "transformers", "rich", "typer"}
 MAX_RSS_KIB = 60 << 10
-
-
-def content(lease) -> dict[str, bytes]:
-    """Every tensor's bytes as an engine finds them mapped."""
-    manifest = lease.manifest
-    found = {}
-    for name in manifest.tensors.name:
-        chunk, offset, nbytes = manifest.locate(name)
-        found[name] = bytes(lease.arena.chunk(chunk)[offset : offset + nbytes])
-    return found
 
 
 def test_a_load_is_served_byte_for_byte_and_told_in_numbers(manager, model):

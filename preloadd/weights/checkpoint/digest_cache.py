@@ -11,7 +11,7 @@ import fcntl
 import logging
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -129,6 +129,17 @@ class DigestCache:
         entries.sort(key=lambda entry: entry.stat(follow_symlinks=False).st_mtime_ns)
         for entry in entries[: len(entries) - MAX_ENTRIES]:
             os.unlink(entry.path)  # noqa: PTH108 - it has the path as text
+
+
+def cache_folder_of(environ: Mapping[str, str]) -> Path | None:
+    """Where digests are kept: in the service's cache folder, else the user's, else nowhere."""
+    service = environ.get("CACHE_DIRECTORY", "").partition(":")[0]
+    if service.startswith("/"):
+        return Path(service, "digests")
+    cache, home = environ.get("XDG_CACHE_HOME", ""), environ.get("HOME", "")
+    if cache.startswith("/"):
+        return Path(cache, "preloadd", "digests")
+    return Path(home, ".cache", "preloadd", "digests") if home.startswith("/") else None
 
 
 def _is_private(seen: os.stat_result) -> bool:

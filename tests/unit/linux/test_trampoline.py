@@ -108,7 +108,9 @@ def test_a_parent_that_is_gone_already_ends_the_process() -> None:
 def test_signals_are_as_a_shell_would_leave_them() -> None:
     command = ["grep", "SigIgn", "/proc/self/status"]
     done = subprocess.run([*TRAMPOLINE, "0", "0", "0", *command], capture_output=True, text=True)
-    assert int(done.stdout.split()[1], 16) == 0
+    ignored = int(done.stdout.split()[1], 16)
+    # `make` leaves signals ignored that the C library keeps for itself and nobody can set.
+    assert not [number for number in signal.valid_signals() if ignored >> (number - 1) & 1]
 
 
 def test_it_imports_nothing_that_makes_every_start_slower() -> None:

@@ -15,6 +15,7 @@ from preloadd.linux import peers, seqpacket
 from preloadd.protocol import codec
 from preloadd.protocol import messages as m
 from preloadd.transport.aio import Limits, Link, Session
+from preloadd.transport.blocking import connect
 from preloadd.transport.server import Server
 
 pytestmark = pytest.mark.anyio
@@ -351,3 +352,25 @@ async def test_a_daemon_that_ends_at_once_leaves_no_socket_open(path, steps):
                 await anyio.lowlevel.checkpoint()
         with suppress(ConnectionResetError):
             assert await caller.told() is None
+
+
+async def test_the_blocking_client_and_this_server_understand_each_other(path, fds):
+    def attach_and_release() -> list[m.Reply]:
+        with connect(path, timeout=1) as client:
+            replies = [client.call(MEMORY, timeout=1).reply]
+            granted, received = client.call(ATTACH, timeout=1)
+            for fd in received:
+                fd.close()
+            assert len(received) == len(fds)
+            return [*replies, granted, client.call(m.Release(), timeout=1).reply]
+
+    def ask_once() -> list[m.Reply]:
+        with connect(path, timeout=1) as client:
+            return [client.call(ATTACH, timeout=1).reply]
+
+    async with serving(path, Desk(fds)):
+        replies = await anyio.to_thread.run_sync(attach_and_release)
+        assert replies == [HELD, GRANTED, m.Done()]
+    async with serving(path, connections=0):
+        (busy,) = await anyio.to_thread.run_sync(ask_once)
+        assert busy.reason is m.Reason.BUSY

@@ -10,7 +10,7 @@ import pytest
 
 from preloadd.domain.files import FileIdentity
 from preloadd.weights.checkpoint import digest_cache
-from preloadd.weights.checkpoint.digest_cache import DigestCache
+from preloadd.weights.checkpoint.digest_cache import DigestCache, cache_folder_of
 
 FILE = FileIdentity(1, 2, 3, 4, 5)
 DIGEST = bytes(range(32))
@@ -210,3 +210,17 @@ def test_who_comes_second_waits_and_computes_nothing(cache: DigestCache) -> None
     first.join(10)
     second.join(10)
     assert found == [DIGEST, DIGEST]
+
+
+@pytest.mark.parametrize(
+    ("environ", "folder"),
+    [
+        ({"CACHE_DIRECTORY": "/var/cache/p:/x", "HOME": "/h"}, "/var/cache/p/digests"),
+        ({"XDG_CACHE_HOME": "/c", "HOME": "/h"}, "/c/preloadd/digests"),
+        ({"XDG_CACHE_HOME": "relative", "HOME": "/h"}, "/h/.cache/preloadd/digests"),
+        ({"HOME": "relative"}, None),
+        ({}, None),
+    ],
+)
+def test_the_folder_is_the_services_else_the_users(environ, folder):
+    assert cache_folder_of(environ) == (Path(folder) if folder else None)

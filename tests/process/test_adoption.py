@@ -1,0 +1,390 @@
+"""A rank that ended and comes back takes over what was parked; engines notice nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import select
+import signal
+from pathlib import Path
+
+import pytest
+
+from preloadd.domain.leases import Mode
+from preloadd.domain.lifecycle import State
+from preloadd.linux.fds import OwnedFd
+from preloadd.linux.memfd import sealed_bytes
+from preloadd.memory.host import HostFiller
+from preloadd.protocol import messages as m
+from tests.checkpoints import SHARDS, llama, rewrite, save, stored, tensors
+from tests.process.conftest import Manager, content
+
+
+def assert_adopted(manager: Manager, generation: str) -> None:
+    """This life serves `generation` and has read nothing for it."""
+    told = manager.status()
+    assert (told.state, told.adopted, told.generation) == (State.SERVING, True, generation)
+    assert (told.counters["loads"], told.counters["bytes_read"]) == (0, 0)
+    assert told.counters["generation_bytes_read"] > 0
+    assert manager.phases == []
+
+
+def assert_loaded(manager: Manager, model: Path) -> None:
+    """This life has loaded `model` itself and serves it as it lies on disk now."""
+    told = manager.status()
+    assert (told.state, told.adopted, told.counters["loads"]) == (State.SERVING, False, 1)
+    lease = manager.attach(model)
+    assert content(lease) == stored(model)
+    lease.close()
+
+
+def hung_up(fd: int) -> bool:
+    """Whether the other end of a connection is gone, or has said something."""
+    waiting = select.poll()
+    waiting.register(fd, select.POLLIN)
+    return bool(waiting.poll(0))
+
+
+# -- the engine's side of a restart --
+
+
+def test_killed_and_restarted_twice_it_serves_the_same_and_engines_keep_their_leases(
+    manager, model
+):
+    generation, files = manager.generation, stored(model)
+    engine = manager.attach()
+    for _ in range(2):
+        manager.restart()
+        assert_adopted(manager, generation)
+        (lease,) = manager.status().leases
+        assert (lease.client, lease.pid, lease.generation) == ("test", os.getpid(), generation)
+        assert not hung_up(engine._client.fileno())
+        assert content(engine) == files
+    assert not manager.removed
+    engine.close()
+    manager.until(lambda: not manager.leases, "end of the lease")
+    assert manager.status().lease_count == 0
+
+
+def test_an_engine_may_release_over_a_connection_that_an_earlier_daemon_accepted(manager):
+    generation = manager.generation
+    engine = manager.attach(mode=Mode.COPY)
+    manager.restart()
+    engine.release()
+    assert manager.status().state is State.RELEASED
+    manager.until(lambda: list(manager.parked) == ["listen"], "empty store")
+    engine.close()
+    assert f"manifest.{generation}" in manager.removed
+
+
+def test_an_engine_that_leaves_while_there_is_no_daemon_is_forgotten(manager):
+    engine = manager.attach()
+    stays = manager.attach()
+    manager.kill()
+    engine.close()
+    manager.start()
+    manager.ready()
+    manager.until(lambda: len(manager.leases) == 1, "end of one lease")
+    assert manager.status().lease_count == 1
+    stays.close()
+
+
+def test_a_kill_in_the_middle_of_adoption_loses_nothing(manager, model):
+    generation, parked = manager.generation, set(manager.parked)
+    engine = manager.attach()
+    manager.kill()
+    manager.start()
+    manager.kill()
+    manager.start()
+    manager.until(lambda: any("STATUS" in told for told in manager.told), "adoption")
+    manager.kill()
+    manager.start()
+    manager.ready()
+    assert_adopted(manager, generation)
+    assert set(manager.parked) - set(manager.leases) == parked
+    assert manager.status().lease_count == 1
+    assert content(engine) == stored(model)
+    engine.close()
+
+
+def test_nobody_meets_a_refused_connection_while_there_is_no_daemon(manager):
+    manager.kill()
+    with manager.client() as client:
+        manager.start()
+        told = client.call(m.Status(), timeout=10).reply
+        assert isinstance(told, m.StatusTold)
+    manager.ready()
+
+
+@pytest.mark.parametrize("gone", [["rank.sock"], ["rank.sock", "rank.lock", "."]], ids=["socket", "folder"])
+def test_a_parked_listener_whose_path_is_gone_is_replaced(manager, gone):
+    manager.kill()
+    for name in gone:
+        path = manager.socket.parent / name
+        path.rmdir() if path.is_dir() else path.unlink()
+    manager.start()
+    manager.ready()
+    assert manager.removed == ["listen"]
+    assert manager.parked["listen"] == 1
+    manager.restart()
+    assert manager.removed == ["listen"]
+    manager.attach().close()
+
+
+# -- another checkpoint --
+
+
+def in_place(model: Path) -> None:
+    contents = stored(model)
+    save(
+        model / "new",
+        {n: d for n, d in tensors(seed=1).items() if n in _names(model / SHARDS[1])},
+    )
+    new = (model / "new").read_bytes()
+    (model / "new").unlink()
+    assert len(new) == (model / SHARDS[1]).stat().st_size
+    rewrite(model / SHARDS[1], new)
+    assert stored(model) != contents
+
+
+def touched(model: Path) -> None:
+    os.utime(model / SHARDS[0], (1, 1))
+
+
+def renamed_over(model: Path) -> None:
+    other = llama(model.with_name("other"), seed=2)
+    (other / SHARDS[2]).rename(model / SHARDS[2])
+
+
+def config(model: Path) -> None:
+    path = model / "config.json"
+    rewrite(path, path.read_bytes().replace(b"10000.0", b"20000.0"))
+
+
+def _names(shard: Path) -> set[str]:
+    return {name for name in tensors() if name.encode() in shard.read_bytes()[:65536]}
+
+
+@pytest.mark.parametrize("change", [in_place, touched, renamed_over, config])
+def test_a_changed_checkpoint_is_loaded_afresh(manager, model, change):
+    before, files = manager.arena, stored(model)
+    engine = manager.attach()
+    manager.kill()
+    change(model)
+    manager.start()
+    manager.ready()
+    assert set(manager.removed) == before
+    assert not manager.arena & before
+    assert "something else: files: was 1 changed or gone, now 1 new: loading afresh" in manager.log
+    assert_loaded(manager, model)
+    assert content(engine) == files
+    engine.close()
+
+
+def test_other_settings_are_loaded_afresh(manager, model):
+    before = manager.arena
+    manager.kill()
+    manager.settings = dataclasses.replace(
+        manager.settings, model=dataclasses.replace(manager.settings.model, revision="v2")
+    )
+    manager.start()
+    manager.ready()
+    assert set(manager.removed) == before
+    assert "revision: was , now v2" in manager.log
+    assert manager.status().counters["loads"] == 1
+
+
+def test_a_renamed_checkpoint_is_adopted(manager, model):
+    generation = manager.generation
+    manager.kill()
+    moved = model.rename(model.with_name("moved"))
+    (moved / SHARDS[0]).rename(moved / "spare").rename(moved / SHARDS[0])
+    manager.settings = dataclasses.replace(
+        manager.settings, model=dataclasses.replace(manager.settings.model, path=str(moved))
+    )
+    manager.start()
+    manager.ready()
+    assert_adopted(manager, generation)
+    manager.attach(moved).close()
+
+
+def test_weights_whose_checkpoint_is_gone_are_adopted_with_a_warning(manager, model):
+    generation = manager.generation
+    manager.kill()
+    model.rename(model.with_name("moved"))
+    manager.start()
+    manager.ready()
+    assert_adopted(manager, generation)
+    assert f"WARNING preloadd.rank.daemon: the checkpoint cannot be compared" in manager.log
+    assert str(model) in manager.log
+
+
+def test_weights_for_other_settings_are_not_adopted_for_want_of_a_checkpoint(manager, model):
+    manager.kill()
+    model.rename(model.with_name("moved"))
+    manager.settings = dataclasses.replace(
+        manager.settings, model=dataclasses.replace(manager.settings.model, revision="v2")
+    )
+    manager.start()
+    assert manager.ended() == 65
+    assert "revision: was , now v2" in manager.log
+
+
+# -- what was parked is not what it should be --
+
+
+def manifest_with_a_flipped_byte(manager: Manager) -> None:
+    name = f"manifest.{manager.generation}"
+    (sealed,) = manager.copies(name)
+    with sealed:
+        content = bytearray(os.pread(sealed.fileno(), 1 << 20, 0))
+    content[-1] ^= 1
+    replace(manager, name, sealed_bytes("manifest", content))
+
+
+def manifest_of_another_name(manager: Manager) -> None:
+    (sealed,) = manager.copies(f"manifest.{manager.generation}")
+    replace(manager, f"manifest.{manager.generation}")
+    manager.park(f"manifest.{'0a' * 16}", sealed)
+
+
+def manifest_missing(manager: Manager) -> None:
+    replace(manager, f"manifest.{manager.generation}")
+
+
+def manifest_that_is_no_memfd(manager: Manager) -> None:
+    replace(manager, f"manifest.{manager.generation}", OwnedFd(os.open("/dev/zero", os.O_RDONLY)))
+
+
+def manifest_without_seals(manager: Manager) -> None:
+    name = f"manifest.{manager.generation}"
+    (sealed,) = manager.copies(name)
+    with sealed:
+        content = os.pread(sealed.fileno(), 1 << 20, 0)
+    unsealed = OwnedFd(os.memfd_create("manifest", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC))
+    os.write(unsealed.fileno(), content)
+    replace(manager, name, unsealed)
+
+
+def chunk_missing(manager: Manager) -> None:
+    replace(manager, f"chunk.{manager.generation}.1")
+
+
+def chunk_of_another_size(manager: Manager) -> None:
+    replace(manager, f"chunk.{manager.generation}.1", sealed_bytes("chunk", b"\0" * 4096))
+
+
+def chunk_without_seals(manager: Manager) -> None:
+    name = f"chunk.{manager.generation}.1"
+    (sealed,) = manager.copies(name)
+    with sealed:
+        nbytes = os.fstat(sealed.fileno()).st_size
+    with HostFiller().create(nbytes) as chunk:
+        replace(manager, name, chunk.fd.duplicate())
+
+
+def chunk_that_is_no_memfd(manager: Manager) -> None:
+    replace(manager, f"chunk.{manager.generation}.0", OwnedFd(os.open("/dev/null", os.O_RDONLY)))
+
+
+def replace(manager: Manager, name: str, fd: OwnedFd | None = None) -> None:
+    manager.unpark(name)
+    if fd is not None:
+        manager.park(name, fd)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        manifest_with_a_flipped_byte,
+        manifest_of_another_name,
+        manifest_missing,
+        manifest_that_is_no_memfd,
+        manifest_without_seals,
+        chunk_missing,
+        chunk_of_another_size,
+        chunk_without_seals,
+        chunk_that_is_no_memfd,
+    ],
+)
+def test_damaged_weights_are_dropped_whole_and_loaded_afresh(manager, model, damage):
+    manager.kill()
+    damage(manager)
+    before = manager.arena
+    manager.start()
+    manager.ready()
+    assert set(manager.removed) == before
+    assert not manager.arena & before
+    assert_loaded(manager, model)
+    assert damage is manifest_missing or "parked weights are damaged: " in manager.log
+
+
+FOREIGN = {
+    "memfd under the listener's name": "listen",
+    "memfd under a lease's name": f"lease.{'0b' * 8}.{'0a' * 16}.zero_copy.test",
+    "memfd under half a lease's name": "lease.x",
+    "orphan chunk": f"chunk.{'0c' * 16}.0",
+    "chunk beyond those of the manifest": "chunk.{generation}.99",
+    "unknown name": "stored",
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN.values(), ids=FOREIGN)
+def test_what_is_parked_beside_the_weights_is_dropped_alone(manager, name):
+    generation = manager.generation
+    name = name.format(generation=generation)
+    manager.kill()
+    parked = set(manager.parked) - {name}
+    replace(manager, name, sealed_bytes("foreign", b"foreign"))
+    manager.start()
+    manager.ready()
+    assert_adopted(manager, generation)
+    assert manager.status().lease_count == 0
+    manager.until(lambda: name in manager.removed, f"removal of {name}")
+    assert set(manager.removed) == {name}
+    assert set(manager.parked) == parked | {"listen"}
+    manager.restart()
+    assert manager.removed == [name]
+
+
+@pytest.mark.parametrize("same", [True, False], ids=["of the same files", "of other files"])
+def test_of_two_generations_one_is_kept(manager, model, same):
+    first = {name: manager.copies(name)[0] for name in manager.arena}
+    if not same:
+        manager.kill()
+        touched(model)
+        manager.start()
+        manager.ready()
+    else:
+        assert manager.ask(m.Release()) == m.Done()
+        assert manager.ask(m.Load()) == m.Done()
+        manager.until(lambda: manager.arena and not manager.arena & set(first), "another load")
+    second = manager.arena
+    assert len(second) == len(first)
+    manager.kill()
+    manager.removed.clear()
+    for name, fd in first.items():
+        manager.park(name, fd)
+    manager.start()
+    manager.ready()
+    kept = manager.arena
+    assert kept in ([second] if not same else [second, set(first)])
+    assert set(manager.removed) == (second | set(first)) - kept
+    assert_adopted(manager, manager.generation)
+    lease = manager.attach()
+    assert content(lease) == stored(model)
+    lease.close()
+
+
+def test_a_rank_that_is_killed_while_it_replaces_weights_begins_anew(manager, model):
+    before = manager.arena
+    manager.kill()
+    touched(model)
+    manager.start()
+    manager.until(lambda: set(manager.removed) == before, "eviction")
+    manager.signal(signal.SIGKILL)
+    manager.ended()
+    manager.start()
+    manager.ready()
+    assert len(manager.arena) == len(before)
+    assert_loaded(manager, model)
