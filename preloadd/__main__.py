@@ -18,6 +18,7 @@ COMMANDS = {
     "run": ("launcher", "serve one model from this terminal or container, in the foreground"),
     "rank": ("rank", "one rank daemon; started by `preloadd run` or a service manager"),
     "supervisor": ("supervisor", "the health endpoint of a group; started by `preloadd run`"),
+    "admin": ("admin", "check and apply the configuration, examine the host, manage tokens"),
 }
 
 

@@ -15,6 +15,9 @@
     ├── ProtocolViolation      the peer broke the protocol, or the kernel truncated a packet
     ├── DamagedManifest        a manifest or its chunks do not add up
     ├── LoaderFailed           the loader ended without weights; carries its exit status
+    ├── ServiceManagerError    systemd did not do, or not tell, what it was asked
+    │   ├── NoServiceManager   there is no systemd to ask: a container, mostly
+    │   └── ServiceManagerDenied  this user may not ask it
     └── AttachError            an engine did not get weights
         ├── Unavailable        nobody serves (yet): loading, released, incomplete, absent
         ├── Mismatch           the daemon holds weights for something else
@@ -177,6 +180,22 @@ class LoaderFailed(PreloadError):
     def exit_status(self) -> int:
         """The loader's own status, so that it reaches whoever watches the rank."""
         return self.status
+
+
+class ServiceManagerError(PreloadError):
+    """systemd did not do, or not tell, what it was asked; the text has its own words."""
+
+    code = ErrorCode.UNAVAILABLE
+
+
+class NoServiceManager(ServiceManagerError):
+    """There is no systemd to ask. Ranks may serve all the same."""
+
+
+class ServiceManagerDenied(ServiceManagerError):
+    """This user may not ask this of systemd."""
+
+    code = ErrorCode.DENIED
 
 
 class AttachError(PreloadError):

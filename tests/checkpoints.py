@@ -1,4 +1,4 @@
-"""Small checkpoints for tests, written with safetensors, and an independent look at what they hold."""
+"""Small checkpoints for tests, written with safetensors, and an independent look at them."""
 
 from __future__ import annotations
 

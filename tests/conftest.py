@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import gc
+import os
+import resource
 import shutil
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,6 +38,25 @@ def socket_dir() -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="pl-", dir="/tmp"))
     yield folder
     shutil.rmtree(folder)
+
+
+@pytest.fixture
+def descriptors_left() -> Callable[[int], AbstractContextManager[None]]:
+    """A context in which this process may open so many descriptors more, and then none."""
+    return _descriptors_left
+
+
+@contextmanager
+def _descriptors_left(more: int) -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(int(fd.name) for fd in Path("/proc/self/fd").iterdir())
+    with ExitStack() as undo:
+        while (fd := os.dup(2)) <= highest:  # the numbers in use may have gaps
+            undo.callback(os.close, fd)
+        os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (fd + more, hard))
+        undo.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -3,16 +3,22 @@ whole objects that have them are compared or encoded; tests or users ask for the
 format has them for builders to come.
 """
 
+from preloadd.cli.exits import MEANINGS
+from preloadd.cli.views import Versions
+from preloadd.config.group import Group, Restart, Seed, Sizes, Warmup
+from preloadd.config.tokens import own_secret
 from preloadd.domain.files import FileIdentity
 from preloadd.domain.manifest import Kind, Manifest
 from preloadd.launcher.progress import Terminal
 from preloadd.linux.logs import PriorityFormatter
 from preloadd.memory import api
-from preloadd.protocol.messages import StatusTold
-from preloadd.supervisor.verdict import Snapshot
+from preloadd.supervisor.metrics import ViewCollector
+from preloadd.supervisor.models import Alive, RankTold
 from preloadd.weights.plan.slices import Slice
 
 USED = (
+    MEANINGS,
+    Versions.matches,
     FileIdentity.mtime_ns,
     FileIdentity.ctime_ns,
     Kind.BUFFER,
@@ -20,9 +26,24 @@ USED = (
     Manifest.attributes,
     PriorityFormatter.format,
     Slice.whole_shape,
-    Snapshot.engines,
-    StatusTold.tensor_bytes,
-    StatusTold.uptime_s,
+    Alive.alive,
+    RankTold.age_seconds,
+    RankTold.ask_seconds,
+    RankTold.ready_seconds,
+    RankTold.uptime_seconds,
+    ViewCollector.collect,
     Terminal.on_broken_pipe,
     api.Mapping.writable,
+    Group.draft,
+    Group.engine_args,
+    Group.restart,
+    Group.warmup,
+    Restart.burst,
+    Restart.pause_s,
+    Seed.enabled,
+    Sizes.nodes,
+    Warmup.flashinfer_autotune,
+    Warmup.stores,
+    Warmup.trust_bundles,
+    own_secret,
 )

@@ -34,16 +34,15 @@ class Difference:
 
 
 def canonical(value: object) -> str:
-    """`value` as text that is equal exactly when the values mean the same.
+    """`value` as text that is equal when two values of one field mean the same, and only then.
 
-    Strings stand as they are; anything else is JSON with sorted keys, in which a float of integral
-    value is written as an integer (10000.0 equals 10000).
+    Strings stand as they are, so a field is either always a string or never. Anything else is JSON
+    with sorted keys, in which a float of integral value is written as an integer (10000.0 equals
+    10000).
     """
     if isinstance(value, str):
         return value
-    return json.dumps(
-        _plain(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False
-    )
+    return json.dumps(_plain(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
 def _plain(value: object) -> object:

@@ -46,12 +46,16 @@ class Lease:
 def may_release(leases: Iterable[Lease], asker: LeaseId | None, *, operator: bool) -> str | None:
     """Why the weights may not be freed for `asker`, or None when they may.
 
-    A lease holder must be the only one; an operator (who holds no lease) must find none.
+    A lease holder must have copied them and be the only one; an operator (who holds no lease) must
+    find none.
     """
-    others = [lease for lease in leases if lease.id != asker]
-    if asker is None and not operator:
+    held = {lease.id: lease for lease in leases}
+    own = held.pop(asker, None) if asker is not None else None
+    if own is None and not operator:
         return "only the sole lease holder, root or the daemon's own user may release the weights"
-    if others:
-        held = ", ".join(f"{lease.client} (pid {lease.pid})" for lease in others[:5])
-        return f"{len(others)} other engine(s) hold the weights: {held}"
+    if own is not None and own.mode is not Mode.COPY:
+        return "a zero-copy engine uses the weights: only one that copied them may release them"
+    if held:
+        names = ", ".join(f"{lease.client} (pid {lease.pid})" for lease in [*held.values()][:5])
+        return f"{len(held)} other engine(s) hold the weights: {names}"
     return None

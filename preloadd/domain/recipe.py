@@ -7,29 +7,38 @@ from dataclasses import dataclass
 
 from preloadd.domain.files import FileIdentity
 from preloadd.domain.key import Difference, canonical, differences
-from preloadd.domain.settings import RankSettings
+from preloadd.domain.settings import Builder, RankSettings
 
 LAYOUT = 1
 """Raised only when arena bytes or the manifest format change, so that an upgrade adopts."""
 
+BUILDER_VERSIONS = {Builder.NATIVE: "1"}
+"""Raised when a builder puts other bytes under the same name than before."""
+
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Settings, device and versions as canonical text by name, and the identities of the files."""
+    """Settings, device and versions as canonical text by name, and the identities of the files.
+
+    `model` is the checkpoint's path; it matters only where the files themselves cannot be seen.
+    """
 
     fields: dict[str, str]
     files: tuple[FileIdentity, ...]
+    model: str = ""
 
 
 def recipe_of(settings: RankSettings, files: Iterable[FileIdentity]) -> Recipe:
     """The recipe that `settings` and the checkpoint's `files` make.
 
-    The model's path is not in it: the same files under another name are the same weights.
+    The model's path is no field: the same files under another name are the same weights. Nor is
+    the size of chunks, which makes no other weights.
     """
     model = settings.model
     placement = model.placement
     fields = {
         "builder": model.builder.value,
+        "builder_version": BUILDER_VERSIONS[model.builder],
         "device": settings.parsed_instance.device,
         "digest": model.digest.value,
         "layout": str(LAYOUT),
@@ -46,16 +55,18 @@ def recipe_of(settings: RankSettings, files: Iterable[FileIdentity]) -> Recipe:
         "revision": model.revision,
         "role": settings.parsed_instance.role.value,
     }
-    return Recipe(fields, tuple(sorted(files)))
+    return Recipe(fields, tuple(sorted(files)), model.path)
 
 
 def changes(parked: Recipe, wanted: Recipe) -> tuple[Difference, ...]:
     """What differs between the recipe of a parked generation and the one wanted now.
 
     Empty means: adopt. `daemon` in each difference is the parked value, `engine` the wanted one.
-    Files that are wanted but not known (none are listed) differ from no others.
+    Where the wanted files are not known (none are listed), only their path can tell.
     """
     found = list(differences(parked.fields, wanted.fields))
+    if not wanted.files and parked.model != wanted.model:
+        found.append(Difference("model", parked.model, wanted.model))
     if wanted.files and sorted(parked.files) != sorted(wanted.files):
         gone = set(parked.files) - set(wanted.files)
         new = set(wanted.files) - set(parked.files)

@@ -66,10 +66,11 @@ class ModelSettings:
 
 @dataclass(frozen=True, slots=True)
 class RankSettings:
-    """Everything one rank daemon needs. `folder` is `<socket_dir>/<instance>`, made by the rank.
+    """Everything one rank daemon needs. It makes the folder `<socket_dir>/<instance>` itself.
 
     `derived` says that the socket directory was found by preloadd's own search order, so that
-    stricter rules hold for it (see `linux.paths`).
+    stricter rules hold for it (see `linux.paths`). `peers` are the other instances of the group on
+    this host; `python` is the loader's interpreter, '' the rank's own.
     """
 
     group: str
@@ -80,9 +81,30 @@ class RankSettings:
     access: Access = field(default_factory=Access)
     deadlines: Deadlines = field(default_factory=Deadlines)
     max_connections: int = 256
+    peers: tuple[str, ...] = ()
     log_level: str = "info"
+    python: str = ""
 
     @property
     def parsed_instance(self) -> Instance:
         """`instance` as a value."""
         return Instance.parse(self.instance)
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """What names this rank in every line of its log."""
+        device = self.parsed_instance.device
+        return {"group": self.group, "instance": self.instance, "gpu_uuid": device}
+
+
+RUNNING = "running.json"
+"""Name of the file beside its socket in which a rank of a service manager keeps `Running`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """What a rank daemon was started with; as JSON for its next life and for administrators."""
+
+    version: str
+    pid: int
+    settings: RankSettings

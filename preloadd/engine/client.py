@@ -8,13 +8,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
 from preloadd.domain.files import FileIdentity
 from preloadd.domain.ids import DeviceId, Role
 from preloadd.domain.key import CHECKPOINT, Key, differences, digest_method
 from preloadd.domain.leases import Mode
 from preloadd.domain.manifest import Manifest
-from preloadd.engine.discovery import candidates, find, trusted_users
+from preloadd.engine.discovery import Candidate, candidates, found, trusted_users
 from preloadd.engine.options import Options
 from preloadd.errors import (
     AccessDenied,
@@ -38,11 +40,11 @@ from preloadd.transport.blocking import Client, connect
 log = logging.getLogger(__name__)
 
 RETRY_S = 0.5
-MAX_FILES_TOLD = 512
-"""More shards than this would not fit a packet: the digest decides then."""
-
 _WORTH_WAITING = frozenset(
-    {m.Reason.STARTING, m.Reason.LOADING, m.Reason.INCOMPLETE, m.Reason.BUSY, "absent"}
+    {
+        *(m.Reason.STARTING, m.Reason.LOADING, m.Reason.INCOMPLETE),
+        *(m.Reason.BUSY, m.Reason.STOPPING, "absent"),
+    }
 )
 
 
@@ -59,7 +61,7 @@ class Wanted:
     digest: Callable[[str], str]
 
 
-class Lease:
+class Attachment:
     """Weights mapped read-only, and the connection that holds them. Owns both."""
 
     def __init__(self, client: Client, manifest: Manifest, arena: Arena, timeout: float) -> None:
@@ -95,8 +97,8 @@ def attach(
     *,
     environ: Mapping[str, str],
     uid: int,
-) -> Lease:
-    """A lease on the weights that match `wanted`.
+) -> Attachment:
+    """The weights that match `wanted`, and the lease on them.
 
     AttachError (or InsecurePath, ProtocolViolation, DamagedManifest) says why there is none. With
     `options.fallback` the first answer counts; without it, a daemon that is absent or still
@@ -115,25 +117,36 @@ def attach(
 
 def _attach(
     wanted: Wanted, options: Options, mapper: Mapper, environ: Mapping[str, str], uid: int
-) -> Lease:
+) -> Attachment:
     timeout = options.connect_timeout_s
-    place = find(candidates(options, wanted.device, wanted.role, environ, uid))
+    places = candidates(options, wanted.device, wanted.role, environ, uid)
     with ExitStack() as undo:
-        client = connect(place.path, timeout=timeout, check=_check_listener)
+        client = _connected(places, timeout)
         undo.callback(client.close)
         granted, key, fds = _granted(client, wanted, options.mode, timeout)
-        lease = _map(client, granted, fds, mapper, wanted, key, timeout)
+        attachment = _map(client, granted, fds, mapper, wanted, key, timeout)
         undo.pop_all()
-    return lease
+    return attachment
 
 
-def _check_listener(sock: socket.socket) -> None:
+def _connected(places: Sequence[Candidate], timeout: float) -> Client:
+    """A connection to the first daemon that listens. A socket whose daemon has ended hides none."""
+    silent: list[Unavailable] = []
+    for place in found(places):
+        try:
+            return connect(place.path, timeout=timeout, check=partial(_check_listener, place.path))
+        except Unavailable as error:
+            silent.append(error)
+    raise Unavailable(silent[0].reason, "; ".join(map(str, silent)))
+
+
+def _check_listener(path: Path, sock: socket.socket) -> None:
     """The path was checked, but who listens behind it is what counts."""
     listener = peers.peer(sock)
     trusted = trusted_users()
     if listener.uid not in trusted:
         raise InsecurePath(
-            f"the daemon at {sock.getpeername()} runs as user {listener.uid}, trusted are "
+            f"the daemon at {path} runs as user {listener.uid}, trusted are "
             f"{', '.join(map(str, sorted(trusted)))}: start it as one of them"
         )
 
@@ -156,8 +169,9 @@ def _granted(
 
 
 def _request(wanted: Wanted, key: Key, mode: Mode) -> m.Attach:
-    files = wanted.files if len(wanted.files) <= MAX_FILES_TOLD else ()
-    return m.Attach(key=key, device=wanted.device, mode=mode, client=wanted.client, files=files)
+    return m.Attach(
+        key=key, device=wanted.device, mode=mode, client=wanted.client, files=wanted.files
+    )
 
 
 def _map(
@@ -168,12 +182,12 @@ def _map(
     wanted: Wanted,
     key: Key,
     timeout: float,
-) -> Lease:
+) -> Attachment:
     """Map what was granted, after the manifest itself says that it is what was asked for."""
     with ExitStack() as undo:
         for fd in fds:
             undo.callback(fd.close)
-        manifest = payload.decode(read_sealed(fds[0].fileno(), payload.MAX_NBYTES))
+        manifest = payload.decode(read_sealed(fds[0].fileno(), granted.manifest))
         if (manifest.generation, manifest.chunks) != (granted.generation, granted.chunks):
             raise DamagedManifest("the daemon granted other chunks than its manifest describes")
         found = differences(
@@ -182,7 +196,7 @@ def _map(
         if found:
             raise Mismatch(tuple((d.field, d.daemon, d.engine) for d in found))
         arena = mapper.map(list(zip(fds[1:], granted.chunks, strict=True)))
-    return Lease(client, manifest, arena, timeout)
+    return Attachment(client, manifest, arena, timeout)
 
 
 def _not_granted(reply: m.Reply) -> Exception:
@@ -200,7 +214,7 @@ def _not_granted(reply: m.Reply) -> Exception:
 
 
 def _progress(reply: m.NotAvailable) -> str:
-    if not reply.total:
+    if reply.reason is not m.Reason.LOADING or not reply.total:
         return f"the daemon has no weights now ({reply.reason}): {reply.detail}"
     return (
         f"the daemon is still loading ({100 * reply.done // reply.total}% of {reply.total:,} bytes)"

@@ -59,13 +59,13 @@ def candidates(
     return [Candidate(folder / below, folder, folder in derived) for folder in folders]
 
 
-def find(places: Sequence[Candidate]) -> Candidate:
-    """The first candidate that is there and trusted.
+def found(places: Sequence[Candidate]) -> list[Candidate]:
+    """Those candidates that are there and trusted; never empty.
 
-    Unavailable names every path searched; InsecurePath names the one that is there but unfit.
+    Unavailable names every path searched; InsecurePath names the first that is there but unfit.
     """
     owners = trusted_users()
-    searched = []
+    there, searched = [], []
     for place in places:
         try:
             if place.folder is not None:
@@ -76,8 +76,12 @@ def find(places: Sequence[Candidate]) -> Candidate:
         except PermissionError:
             searched.append(f"{place.path} (no permission to look)")
         else:
-            return place
-    raise Unavailable("absent", f"no daemon serves this device: no socket at {', '.join(searched)}")
+            there.append(place)
+    if not there:
+        raise Unavailable(
+            "absent", f"no daemon serves this device: no socket at {', '.join(searched)}"
+        )
+    return there
 
 
 def trusted_users() -> set[int]:

@@ -15,6 +15,7 @@ from preloadd.engine.client import Wanted
 from preloadd.frameworks.identity import native_key, stored_dtype
 from preloadd.weights.checkpoint import (
     Checkpoint,
+    config_of,
     content,
     open_checkpoint,
     read_config,
@@ -70,16 +71,17 @@ class NativeCheckpoint:
         dtype = self.stored_dtype if self._dtype == "auto" else self._dtype
 
         def key(checkpoint: str) -> Key:
-            return native_key(
-                self.config,
-                checkpoint=checkpoint,
-                dtype=dtype,
-                placement=placement,
-                role=role,
-                revision=self._revision,
-                kv_cache_dtype=kv_cache_dtype,
-                kv_cache_skip_layers=kv_cache_skip_layers,
-            )
+            with config_of(self.folder):
+                return native_key(
+                    self.config,
+                    checkpoint=checkpoint,
+                    dtype=dtype,
+                    placement=placement,
+                    role=role,
+                    revision=self._revision,
+                    kv_cache_dtype=kv_cache_dtype,
+                    kv_cache_skip_layers=kv_cache_skip_layers,
+                )
 
         files = weights_identities_of(self.folder)
         return Wanted(device, role, client, files, key, self._digest)

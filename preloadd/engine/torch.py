@@ -14,7 +14,7 @@ from preloadd.domain.ids import Role
 from preloadd.domain.leases import Mode
 from preloadd.domain.manifest import Manifest
 from preloadd.domain.placement import Placement
-from preloadd.engine.client import Lease, Wanted, attach
+from preloadd.engine.client import Attachment, Wanted, attach
 from preloadd.engine.discovery import host_device
 from preloadd.engine.native import WHOLE, NativeCheckpoint
 from preloadd.engine.options import Options
@@ -27,19 +27,27 @@ class Weights:
     """One generation's tensors by the names of the checkpoint.
 
     With `zero_copy` they are views of memory that others share: writing to one ends the process.
-    The lease lasts until `close`.
+    The lease lasts until `close`, with `copy` until `take_over`.
     """
 
-    def __init__(self, lease: Lease, mode: Mode) -> None:
-        self.manifest: Manifest = lease.manifest
+    def __init__(self, attachment: Attachment, mode: Mode) -> None:
+        self.manifest: Manifest = attachment.manifest
         self.mode = mode
-        self._lease: Lease | None = lease
-        self._chunks = [host_chunk(lease.arena.chunk(i)) for i in range(len(lease.manifest.chunks))]
+        self._attachment: Attachment | None = attachment
+        arena = attachment.arena
+        self._chunks = [host_chunk(arena.chunk(i)) for i in range(len(self.manifest.chunks))]
         if mode is Mode.COPY:
             self._chunks = [chunk.clone() for chunk in self._chunks]
-            lease.release()
-            self._end()
         self.tensors: dict[str, torch.Tensor] = views(self.manifest, self._chunks)
+
+    def take_over(self) -> None:
+        """After a copy that is good: have the daemon free its own, and give the lease back.
+
+        Nothing happens with `zero_copy`.
+        """
+        if self.mode is Mode.COPY and self._attachment is not None:
+            self._attachment.release()
+            self._end()
 
     def shares(self, tensor: torch.Tensor) -> bool:
         """Whether `tensor` lies in this arena, and not in memory of its own."""
@@ -62,9 +70,9 @@ class Weights:
 
     def abandon(self) -> None:
         """Give the lease back and leave the mapping to the tensors that still use it."""
-        if self._lease is not None:
-            self._lease.abandon()
-            self._lease = None
+        if self._attachment is not None:
+            self._attachment.abandon()
+            self._attachment = None
 
     def __enter__(self) -> Self:
         return self
@@ -78,9 +86,9 @@ class Weights:
         self.close()
 
     def _end(self) -> None:
-        if self._lease is not None:
-            self._lease.close()
-            self._lease = None
+        if self._attachment is not None:
+            self._attachment.close()
+            self._attachment = None
 
 
 def attach_checkpoint(
@@ -104,14 +112,19 @@ def attach_checkpoint(
     )
     device = host_device(os.environ, placement.tensor_rank)
     wanted = checkpoint.wanted(device, client=client, role=role, placement=placement)
-    return attach_wanted(wanted, parsed)
+    weights = attach_wanted(wanted, parsed)
+    weights.take_over()
+    return weights
 
 
 def attach_wanted(wanted: Wanted, options: Options) -> Weights:
-    """The weights that match `wanted`, as tensors; errors as of `client.attach`."""
-    lease = attach(wanted, options, HostMapper(), environ=os.environ, uid=os.geteuid())
+    """The weights that match `wanted`, as tensors; errors as of `client.attach`.
+
+    The lease is held in either mode, so that what is built of a copy may still fail.
+    """
+    attachment = attach(wanted, options, HostMapper(), environ=os.environ, uid=os.geteuid())
     try:
-        return Weights(lease, options.mode)
+        return Weights(attachment, options.mode)
     except BaseException:
-        lease.abandon()
+        attachment.abandon()
         raise

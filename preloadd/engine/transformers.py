@@ -39,6 +39,7 @@ log = logging.getLogger(__name__)
 _DISK_ONLY = frozenset(
     {
         "adapter_kwargs",
+        "cache_dir",
         "config",
         "device_map",
         "gguf_file",
@@ -90,6 +91,8 @@ def from_pretrained(
 
 def _require_plain(kwargs: Mapping[str, Any]) -> None:
     unlike = sorted(name for name in _DISK_ONLY & kwargs.keys() if kwargs[name])
+    if kwargs.get("use_safetensors") is False:
+        unlike.append("use_safetensors=False")
     if unlike:
         raise AttachError(f"{', '.join(unlike)} cannot be combined with attached weights")
 
@@ -106,7 +109,7 @@ def _attached(
     checkpoint = NativeCheckpoint(
         folder, revision=revision, dtype=wish, digest_cache=cache_folder_of(os.environ)
     )
-    config = AutoConfig.from_pretrained(folder)
+    config, rest = AutoConfig.from_pretrained(folder, return_unused_kwargs=True, **kwargs)
     if type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
         raise AttachError(f"transformers has no causal language model for {type(config).__name__}")
     device = host_device(os.environ)
@@ -114,11 +117,12 @@ def _attached(
         checkpoint.wanted(device, client=client_name(f"transformers-{folder.name}")), options
     )
     try:
-        built = _build(config, weights, checkpoint.stored_dtype if wish == "auto" else wish, kwargs)
+        built = _build(config, weights, checkpoint.stored_dtype if wish == "auto" else wish, rest)
     except BaseException:
         weights.abandon()
         raise
     _restore_generation_config(built, folder)
+    weights.take_over()
     weakref.finalize(built, weights.abandon)
     return _holding(built, weights)
 
@@ -136,15 +140,18 @@ def _build(
     """The model over the attached tensors; AttachError if any weight of it would not be theirs."""
     kind: Any = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     built: PreTrainedModel
-    with _quietly():
-        built, told = kind.from_pretrained(
-            None,
-            config=config,
-            state_dict=dict(weights.tensors),
-            dtype=getattr(torch, dtype),
-            output_loading_info=True,
-            **kwargs,
-        )
+    try:
+        with _quietly():
+            built, told = kind.from_pretrained(
+                None,
+                config=config,
+                state_dict=dict(weights.tensors),
+                dtype=getattr(torch, dtype),
+                output_loading_info=True,
+                **kwargs,
+            )
+    except (TypeError, ValueError, RuntimeError, ImportError) as error:
+        raise AttachError(f"transformers cannot build a {kind.__name__}: {error}") from error
     for fault in ("missing_keys", "mismatched_keys", "error_msgs"):
         if told[fault]:
             named = ", ".join(sorted(map(str, told[fault])))

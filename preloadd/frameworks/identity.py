@@ -6,16 +6,19 @@ framework fills in defaults of its own version, and the two sides may run differ
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from preloadd.domain.ids import Role
 from preloadd.domain.key import CHECKPOINT, Key, canonical
 from preloadd.domain.placement import Placement
-from preloadd.domain.recipe import LAYOUT
+from preloadd.domain.recipe import BUILDER_VERSIONS, LAYOUT
+from preloadd.domain.settings import Builder
+from preloadd.errors import CheckpointError
 
-NATIVE_VERSION = "1"
-"""Raised when the native builder puts other bytes under the same name than before."""
+MAX_VALUE = 2048
+"""Characters of a field's value that travel as they are."""
 
 _ROPE_FIELDS = ("rope_theta", "rope_local_base_freq", "partial_rotary_factor", "rotary_pct")
 
@@ -35,13 +38,14 @@ def native_key(
 
     `config` is the parsed `config.json`; `checkpoint` its content (`<method>:<hex>`), empty on an
     engine's side that has not read it; `dtype` a name such as `bfloat16` (see `stored_dtype`).
+    CheckpointError names what in `config` is not of the kind it must be.
     """
-    quantization = config.get("quantization_config") or {}
+    quantization = _table(config, "quantization_config")
     parallel = placement.parallel
     return Key(
         {
             CHECKPOINT: checkpoint,
-            "architecture": ",".join(config.get("architectures") or ()),
+            "architecture": _architecture(config),
             "tp_size": str(parallel.tensor),
             "tp_rank": str(placement.tensor_rank),
             "pp_size": str(parallel.pipeline),
@@ -54,16 +58,38 @@ def native_key(
             "role": role.value,
             "dtype": dtype,
             "quantization": canonical(str(quantization.get("quant_method", ""))),
-            "quantization_config": canonical(quantization),
+            "quantization_config": _bounded(canonical(quantization)),
             "rope": canonical(rope_of(config)),
             "kv_cache_dtype": kv_cache_dtype,
             "kv_cache_skip_layers": canonical(sorted(kv_cache_skip_layers)),
             "revision": revision,
-            "builder": "native",
-            "builder_version": NATIVE_VERSION,
+            "builder": Builder.NATIVE.value,
+            "builder_version": BUILDER_VERSIONS[Builder.NATIVE],
             "layout": str(LAYOUT),
         }
     )
+
+
+def _architecture(config: Mapping[str, Any]) -> str:
+    names = config.get("architectures") or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise CheckpointError(f"config.json: architectures is {names!r}: expected a list of names")
+    return ",".join(names)
+
+
+def _table(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """The object under `name`, empty where there is none; CheckpointError for anything else."""
+    table = config.get(name) or {}
+    if not isinstance(table, dict):
+        raise CheckpointError(f"config.json: {name} is {table!r}: expected an object")
+    return table
+
+
+def _bounded(text: str) -> str:
+    """`text`, or a digest of it where it would crowd everything else out of a packet."""
+    if len(text) <= MAX_VALUE:
+        return text
+    return f"blake2b:{hashlib.blake2b(text.encode(), digest_size=32).hexdigest()}"
 
 
 def rope_of(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -71,12 +97,12 @@ def rope_of(config: Mapping[str, Any]) -> dict[str, Any]:
 
     Older files have `rope_theta` and `rope_scaling` side by side, newer ones one `rope_parameters`.
     """
-    text = config.get("text_config") or config
+    text = _table(config, "text_config") or config
     found: dict[str, Any] = {
         name: text[name] for name in _ROPE_FIELDS if text.get(name) is not None
     }
-    scaling = text.get("rope_scaling") or {}
-    parameters = text.get("rope_parameters") or {}
+    scaling = _table(text, "rope_scaling")
+    parameters = _table(text, "rope_parameters")
     for source in (scaling, parameters):
         found.update({name: value for name, value in source.items() if value is not None})
     kind = found.pop("type", None)
@@ -91,10 +117,10 @@ def stored_dtype(config: Mapping[str, Any], stored: Callable[[], Mapping[str, in
 
     `stored` is asked only then; it maps safetensors' dtype names to bytes stored in them.
     """
-    text = config.get("text_config") or {}
-    said = config.get("dtype") or config.get("torch_dtype") or text.get("dtype")
-    if isinstance(said, str) and said:
-        return said.removeprefix("torch.")
+    for table in (config, _table(config, "text_config")):
+        said = table.get("dtype") or table.get("torch_dtype")
+        if isinstance(said, str) and said:
+            return said.removeprefix("torch.")
     floating = {name: nbytes for name, nbytes in stored().items() if name in _TORCH_NAMES}
     if not floating:
         return "float32"

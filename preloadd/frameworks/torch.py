@@ -88,8 +88,12 @@ def view(
     torch_dtype = DTYPES.get(dtype)
     if torch_dtype is None:
         raise UnsupportedModel(f"{name}: torch {torch.__version__} has no dtype for {dtype}")
-    if dtype == "F4" and shape:
+    if dtype == "F4":
         # torch counts pairs of values, safetensors counts values.
+        if strides is not None or not shape or shape[-1] % 2:
+            raise UnsupportedModel(
+                f"{name}: torch keeps F4 values in pairs, which shape {shape} does not allow"
+            )
         shape = (*shape[:-1], shape[-1] // 2)
     if not math.prod(shape):
         return torch.empty(shape, dtype=torch_dtype, device=chunk.device)

@@ -7,10 +7,12 @@ import os
 import sys
 
 from preloadd.launcher.cli import app
+from preloadd.linux import logs
 
 
 def main() -> None:
     """Run the command line and exit with the group's code."""
+    logs.configure("WARNING", os.environ, identifier="preloadd-run")
     try:
         app(prog_name="preloadd run")
     finally:

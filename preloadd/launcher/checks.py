@@ -9,10 +9,12 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from preloadd.config import RunOptions
+from preloadd.config.run import RunOptions
 from preloadd.domain.access import Policy
-from preloadd.errors import ConfigError
+from preloadd.errors import ConfigError, OutOfRoom, PreloadError
 from preloadd.linux import paths, peers
+from preloadd.linux.room import room
+from preloadd.weights.checkpoint import open_checkpoint
 
 
 def find_python(written: str) -> str:
@@ -49,6 +51,21 @@ def prepare_socket_dir(options: RunOptions, environ: Mapping[str, str]) -> tuple
             "give a folder whose parent is there and that you may write to"
         ) from error
     return path, chosen is None
+
+
+def require_room(model: Path, copies: int) -> None:
+    """OutOfRoom if this host has not the memory for `copies` of the model.
+
+    Each rank looks again for its own part, but together they can want more than there is. A
+    checkpoint that cannot be read is for the ranks to complain of.
+    """
+    try:
+        wanted = open_checkpoint(model).nbytes * copies
+    except PreloadError:
+        return
+    free, limit = room()
+    if wanted > free:
+        raise OutOfRoom(wanted=wanted, free=free, limit=limit)
 
 
 def allow_many_files() -> None:

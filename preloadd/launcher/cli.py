@@ -12,7 +12,7 @@ from typing import Annotated
 import anyio
 import typer
 
-from preloadd.config import flag, parse_run
+from preloadd.config.run import flag, parse_run
 from preloadd.errors import PreloadError
 from preloadd.launcher.progress import complain, make_display
 from preloadd.launcher.start import Start
@@ -124,7 +124,12 @@ RestartRanks = Annotated[
 ]
 Python = Annotated[
     Text,
-    _option("python", PROCESSES, "PATH", "Interpreter of ranks and loaders. Default: this one."),
+    _option(
+        "python",
+        PROCESSES,
+        "PATH",
+        "Interpreter of the loaders, with the engine's libraries. Default: this one.",
+    ),
 ]
 LogLevel = Annotated[
     Text, _option("log_level", PROCESSES, "LEVEL", "debug, info, warning or error. Default: info.")

@@ -28,6 +28,7 @@ from preloadd.launcher.processes import Process
 from preloadd.launcher.progress import Display, Report
 from preloadd.launcher.ranks import Rank, Ready, Trouble
 from preloadd.launcher.summary import Told, again_text, ready_text, told_by
+from preloadd.linux.fds import is_exhausted
 
 STATUS_TIMEOUT = 2.0
 """Seconds that a rank which has just become ready has to tell what it holds."""
@@ -150,9 +151,8 @@ class _Group:
         try:
             service.start()
         except OSError as error:
-            self._ending.because(
-                f"a process cannot be started: {error}", EXIT_STATUS[ErrorCode.NO_DESCRIPTORS]
-            )
+            code = ErrorCode.NO_DESCRIPTORS if is_exhausted(error) else ErrorCode.INTERNAL
+            self._ending.because(f"a process cannot be started: {error}", EXIT_STATUS[code])
             return False
         return True
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -9,10 +10,15 @@ from pathlib import Path
 
 import anyio
 
-from preloadd.config import RunOptions, rank_settings
+from preloadd.config.run import RunOptions, rank_settings
 from preloadd.domain.settings import RankSettings
 from preloadd.errors import PreloadError
-from preloadd.launcher.checks import allow_many_files, find_python, prepare_socket_dir
+from preloadd.launcher.checks import (
+    allow_many_files,
+    find_python,
+    prepare_socket_dir,
+    require_room,
+)
 from preloadd.launcher.ending import SIGNALS, Ending
 from preloadd.launcher.group import Launch, run_group
 from preloadd.launcher.health import Health, listen
@@ -21,9 +27,9 @@ from preloadd.launcher.policy import Restarts
 from preloadd.launcher.progress import Display
 
 
-def rank_command(python: str, settings: RankSettings) -> Sequence[str]:
-    """The command line of a rank."""
-    return [python, "-m", "preloadd.rank", settings.instance]
+def rank_command(settings: RankSettings) -> Sequence[str]:
+    """The command line of a rank, which stays on the launcher's interpreter."""
+    return [sys.executable, "-m", "preloadd.rank", settings.instance]
 
 
 def fetch_command(python: str) -> Sequence[str]:
@@ -38,7 +44,7 @@ class Start:
     options: RunOptions
     environ: Mapping[str, str]
     display: Display
-    rank: Callable[[str, RankSettings], Sequence[str]] = rank_command
+    rank: Callable[[RankSettings], Sequence[str]] = rank_command
     fetch: Callable[[str], Sequence[str]] = fetch_command
 
     async def run(self) -> int:
@@ -72,11 +78,18 @@ class Start:
             model = await self._find(python, ending)
             if model is None:
                 return
+            require_room(model, self.options.parallel.data)
             self.display.say(f"serving {model} from {self.options.backend} memory")
-            ranks = rank_settings(self.options, model=model, socket_dir=folder, derived=derived)
+            ranks = rank_settings(
+                self.options,
+                model=model,
+                socket_dir=folder,
+                derived=derived,
+                python="" if python == sys.executable else python,
+            )
             launch = Launch(
                 ranks=ranks,
-                command=lambda settings: self.rank(python, settings),
+                command=self.rank,
                 environ=self.environ,
                 restarts=Restarts() if self.options.restart_ranks else None,
                 health=health,

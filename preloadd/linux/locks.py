@@ -60,6 +60,28 @@ class Lock:
         self.close()
 
 
+def holder(path: Path) -> int | None:
+    """The process that holds the lock file at `path`; None if none does, or if it cannot be known.
+
+    Only looks: taking the lock to try it would turn away a daemon that starts just then.
+    """
+    try:
+        fd = OwnedFd(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    with fd:
+        number, inode = _read_number(fd.fileno()), os.fstat(fd.fileno()).st_ino
+    held = Path("/proc/locks").read_text(encoding="ascii").splitlines()
+    # A line tells number, kind, mode, access, process and device:inode. The device is not compared:
+    # some file systems give `stat` another one.
+    told = (line.split() for line in held if " FLOCK " in line)
+    return number if any(_locks(words, number, inode) for words in told) else None
+
+
+def _locks(words: list[str], number: int | None, inode: int) -> bool:
+    return words[-4] == str(number) and words[-3].rpartition(":")[2] == str(inode)
+
+
 def _write_number(fd: int, pid: int) -> None:
     os.ftruncate(fd, 0)
     os.pwrite(fd, b"%d\n" % pid, 0)

@@ -1,11 +1,27 @@
-"""The one formatter of log lines: for the journal with priorities, else for a person's eyes."""
+"""Where the log of a process goes: to the journal with fields, else to standard error for people.
+
+The journal is spoken to in its own protocol, one datagram an entry; see systemd's page "Native
+Journal Protocol". Only `main` configures.
+"""
 
 from __future__ import annotations
 
+import array
+import errno
 import logging
 import os
+import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from preloadd.errors import PreloadError
+from preloadd.linux.memfd import sealed_bytes
+
+JOURNAL = Path("/run/systemd/journal/socket")
+
+SEND_TIMEOUT = 1.0
+"""Seconds that the journal may take to make room for an entry."""
 
 _PRIORITIES = (
     (logging.CRITICAL, 2),
@@ -14,6 +30,103 @@ _PRIORITIES = (
     (logging.INFO, 6),
 )
 _DEBUG = 7
+_TOO_LONG = {errno.EMSGSIZE, errno.ENOBUFS}
+
+
+def configure(
+    level: str | int,
+    environ: Mapping[str, str],
+    *,
+    identifier: str = "preloadd",
+    fields: Mapping[str, str] | None = None,
+    journal: Path = JOURNAL,
+) -> None:
+    """Send the log of this process from `level` up to where its standard error goes.
+
+    `identifier` is the program's name, and `fields` hold for every line: in the journal they are
+    PRELOADD_GROUP, PRELOADD_INSTANCE and so on; people are told the `instance`. A record may add
+    `extra={"phase": …}`, and gets its PRELOADD_ERROR_CODE from the error that it tells of.
+    """
+    known = fields or {}
+    handler: logging.Handler
+    if is_journal(environ, 2):
+        handler = JournalHandler(journal, identifier, known)
+    else:
+        handler = logging.StreamHandler(sys.stderr)
+        who = known.get("instance", "").replace("%", "%%")
+        handler.setFormatter(
+            logging.Formatter(
+                f"%(asctime)s %(levelname)s {f'{who} ' if who else ''}%(name)s: %(message)s"
+            )
+        )
+    logging.basicConfig(level=level, handlers=[handler], force=True)
+
+
+def is_journal(environ: Mapping[str, str], fd: int) -> bool:
+    """Whether `fd` leads to the journal: the manager left its identity in $JOURNAL_STREAM."""
+    found = os.fstat(fd)
+    return environ.get("JOURNAL_STREAM") == f"{found.st_dev}:{found.st_ino}"
+
+
+class JournalHandler(logging.Handler):
+    """Sends records as entries. Owns a socket.
+
+    While the journal's socket cannot be reached, lines with priorities go to standard error, which
+    leads to the journal as well.
+    """
+
+    def __init__(self, path: Path, identifier: str, fields: Mapping[str, str]) -> None:
+        super().__init__()
+        self.setFormatter(logging.Formatter("%(message)s"))
+        self._path = os.fspath(path)
+        self._common = {"SYSLOG_IDENTIFIER": identifier} | {
+            f"PRELOADD_{name.upper()}": value for name, value in fields.items() if value
+        }
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.settimeout(SEND_TIMEOUT)
+        self._fallback = logging.StreamHandler(sys.stderr)
+        self._fallback.setFormatter(PriorityFormatter("%(name)s: %(message)s"))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Send one record; a record that cannot be formatted is reported as `logging` does it."""
+        try:
+            entry = encode({**self._common, **dict(self._of(record))})
+        except Exception:  # noqa: BLE001 - the contract of logging.Handler
+            self.handleError(record)
+            return
+        try:
+            self._send(entry)
+        except OSError:
+            self._fallback.emit(record)
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._socket.close()
+        super().close()
+
+    def _of(self, record: logging.LogRecord) -> Iterator[tuple[str, str]]:
+        yield "MESSAGE", self.format(record)
+        yield "PRIORITY", str(priority(record.levelno))
+        yield "LOGGER", record.name
+        yield "CODE_FILE", record.pathname
+        yield "CODE_LINE", str(record.lineno)
+        yield "CODE_FUNC", record.funcName or ""
+        if phase := getattr(record, "phase", ""):
+            yield "PRELOADD_PHASE", str(phase)
+        if code := error_code(record):
+            yield "PRELOADD_ERROR_CODE", code
+
+    def _send(self, entry: bytes) -> None:
+        """Send an entry, one that is too long for a datagram in a sealed memory file."""
+        try:
+            self._socket.sendto(entry, self._path)
+        except OSError as error:
+            if error.errno not in _TOO_LONG:
+                raise
+            with sealed_bytes("preloadd-log", entry) as file:
+                passed = array.array("i", [file.fileno()])
+                ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, passed)]
+                self._socket.sendmsg([], ancillary, 0, self._path)
 
 
 class PriorityFormatter(logging.Formatter):
@@ -25,22 +138,25 @@ class PriorityFormatter(logging.Formatter):
         return "\n".join(prefix + line for line in super().format(record).splitlines())
 
 
+def encode(fields: Mapping[str, str]) -> bytes:
+    """An entry of the native protocol. Values with line breaks are told with their length."""
+    return b"".join(_field(name, value) for name, value in fields.items())
+
+
 def priority(level: int) -> int:
     """The syslog priority of a level of `logging`."""
     return next((number for floor, number in _PRIORITIES if level >= floor), _DEBUG)
 
 
-def is_journal(environ: Mapping[str, str], fd: int) -> bool:
-    """Whether `fd` leads to the journal: the manager left its identity in $JOURNAL_STREAM."""
-    found = os.fstat(fd)
-    return environ.get("JOURNAL_STREAM") == f"{found.st_dev}:{found.st_ino}"
+def error_code(record: logging.LogRecord) -> str:
+    """The code of the error of ours that a record tells of, among its arguments or as its cause."""
+    told = record.args if isinstance(record.args, tuple) else ()
+    raised = record.exc_info[1] if record.exc_info else None
+    return next((e.code for e in (*told, raised) if isinstance(e, PreloadError)), "")
 
 
-def configure(level: str | int, environ: Mapping[str, str]) -> None:
-    """Send the log of this process from `level` up to standard error; for `main` only."""
-    handler = logging.StreamHandler(sys.stderr)
-    if is_journal(environ, 2):
-        handler.setFormatter(PriorityFormatter("%(name)s: %(message)s"))
-    else:
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    logging.basicConfig(level=level, handlers=[handler], force=True)
+def _field(name: str, value: str) -> bytes:
+    data = value.encode(errors="backslashreplace")
+    if b"\n" in data:
+        return b"%s\n%s%s\n" % (name.encode(), len(data).to_bytes(8, "little"), data)
+    return b"%s=%s\n" % (name.encode(), data)

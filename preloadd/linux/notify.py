@@ -12,6 +12,7 @@ import logging
 import os
 import select
 import socket
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from sdnotify import SystemdNotifier
 from preloadd.errors import ConfigError, ProtocolViolation
 from preloadd.linux import ancillary
 from preloadd.linux.fds import MAX_FDS, OwnedFd
-from preloadd.linux.seqpacket import check_length
+from preloadd.linux.seqpacket import Pressure, check_length, pressure, set_send_timeout
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +35,10 @@ MAX_NAME = 255
 PROGRESS = "X_PRELOADD_PROGRESS"
 """Field with phase, bytes done and bytes in total, separated by ';'. systemd ignores X_ fields."""
 
+SEND_S = 5.0
+"""Seconds that a message which must arrive may wait for a manager that does not read."""
+
+_PAUSE_S = 0.01
 # Characters; each takes at most four bytes of MAX_DATAGRAM.
 _MAX_STATUS = 900
 _FIRST_FD = 3
@@ -129,8 +134,23 @@ class Notifier:
             self._complained = True
 
     def _send(self, fields: Mapping[str, str], fds: Sequence[int] = ()) -> None:
-        if self._socket is not None:
-            ancillary.send(self._socket, _encode(fields), fds)
+        if self._socket is None:
+            return
+        until = time.monotonic() + SEND_S
+        while True:
+            try:
+                ancillary.send(self._socket, _encode(fields), fds)
+            except OSError as error:
+                waits = pressure(error)
+                if waits is Pressure.WRITABLE:
+                    raise TimeoutError(
+                        f"the service manager read nothing for {SEND_S:g} s"
+                    ) from error
+                if waits is None or time.monotonic() >= until:
+                    raise
+            else:
+                return
+            time.sleep(_PAUSE_S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +229,14 @@ class NotifySocket:
         self.close()
 
 
+def watchdog_interval(environ: Mapping[str, str]) -> float | None:
+    """Seconds between two signs of life: half of what the manager waits; None if it does not."""
+    usec = environ.get("WATCHDOG_USEC", "")
+    if environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()) or not usec.isdigit():
+        return None
+    return int(usec) / 2_000_000
+
+
 def inherited(environ: Mapping[str, str], pid: int) -> dict[str, list[OwnedFd]]:
     """The descriptors a manager passed to this process (its `pid`), by name; the caller owns them.
 
@@ -255,6 +283,7 @@ def _connect(address: str) -> socket.socket | None:
             f"the service manager's socket {address} ($NOTIFY_SOCKET) cannot be reached: {error}: "
             "unset NOTIFY_SOCKET to run without a manager"
         ) from error
+    set_send_timeout(connected, SEND_S)
     return connected
 
 

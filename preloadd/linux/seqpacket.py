@@ -99,12 +99,17 @@ def listen(path: Path, mode: int, backlog: int, *, group: int = -1) -> socket.so
         temporary.unlink(missing_ok=True)
         sock.bind(os.fspath(temporary))
         undo.callback(temporary.unlink, missing_ok=True)
-        os.chown(temporary, -1, group, follow_symlinks=False)
-        temporary.chmod(mode)
+        set_access(temporary, mode, group=group)
         sock.listen(backlog)
         temporary.rename(path)
         undo.pop_all()
     return sock
+
+
+def set_access(path: Path, mode: int, *, group: int = -1) -> None:
+    """Say who may connect to the socket at `path`: its `mode` and, unless -1, its `group`."""
+    os.chown(path, -1, group, follow_symlinks=False)
+    path.chmod(mode)
 
 
 def connect(path: Path, *, timeout: float | None = None) -> socket.socket:
@@ -119,12 +124,12 @@ def connect(path: Path, *, timeout: float | None = None) -> socket.socket:
         undo.callback(sock.close)
         # A non-blocking connect to a full queue fails at once and cannot be polled for;
         # a blocking one waits as long as a send may.
-        _set_send_timeout(sock, timeout)
+        set_send_timeout(sock, timeout)
         try:
             sock.connect(os.fspath(path))
         except BlockingIOError as error:
             raise TimeoutError(f"{path} did not accept a connection in {timeout} s") from error
-        _set_send_timeout(sock, None)
+        set_send_timeout(sock, None)
         undo.pop_all()
     return sock
 
@@ -150,6 +155,21 @@ def receive(sock: socket.socket, limit: int) -> Packet:
     return packet
 
 
+def connect_now(path: Path) -> socket.socket:
+    """A non-blocking socket connected to `path`, which the caller owns.
+
+    OSError if that is not possible at once (EAGAIN: the queue is full).
+    """
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        sock.setblocking(False)  # noqa: FBT003
+        sock.connect(os.fspath(path))
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
 def check_length(path: Path) -> None:
     """ConfigError if the kernel could not take `path` as a socket's address."""
     length = len(os.fsencode(path))
@@ -160,7 +180,8 @@ def check_length(path: Path) -> None:
         )
 
 
-def _set_send_timeout(sock: socket.socket, seconds: float | None) -> None:
+def set_send_timeout(sock: socket.socket, seconds: float | None) -> None:
+    """Let a send on a blocking socket wait at most so long (None: for ever); then it is EAGAIN."""
     # The kernel takes zero for "no timeout".
     microseconds = 0 if seconds is None else max(1, int(seconds * 1_000_000))
     timeval = struct.pack("@ll", *divmod(microseconds, 1_000_000))

@@ -7,6 +7,7 @@ import os
 import socket
 import sys
 import time
+from contextlib import suppress
 
 from preloadd.domain.settings import Memory
 from preloadd.errors import ConfigError, PreloadError
@@ -23,12 +24,13 @@ from preloadd.weights.checkpoint.digest_cache import cache_folder_of
 
 log = logging.getLogger("preloadd.loader")
 
+IDENTIFIER = "preloadd-loader"
 LINK = "link"
 
 
 def main() -> int:
     """Carry out the order; the exit status says why it failed (see `errors.EXIT_STATUS`)."""
-    logs.configure("INFO", os.environ)
+    logs.configure("INFO", os.environ, identifier=IDENTIFIER)
     match sys.argv[1:]:
         case ["fetch", model, "--revision", revision]:
             return _fetch(model, revision)
@@ -58,6 +60,9 @@ def _obey() -> int:
     reporter = Reporter(link, clock=time.monotonic)
     try:
         settings = reporter.order().settings
+        logs.configure(
+            settings.log_level.upper(), os.environ, identifier=IDENTIFIER, fields=settings.labels
+        )
         load(
             settings,
             _filler(settings.model.memory),
@@ -66,7 +71,7 @@ def _obey() -> int:
         )
     except PreloadError as error:
         return _failed(reporter, error)
-    except BrokenPipeError:
+    except ConnectionError:
         log.warning("the rank is gone: so is this load")
         return 1
     except OSError as error:
@@ -79,7 +84,8 @@ def _obey() -> int:
 
 
 def _failed(reporter: Reporter, error: PreloadError) -> int:
-    reporter.failed(error)
+    with suppress(ConnectionError):
+        reporter.failed(error)
     return error.exit_status
 
 

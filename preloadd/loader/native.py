@@ -10,7 +10,7 @@ from preloadd.domain.key import Key
 from preloadd.domain.settings import RankSettings
 from preloadd.frameworks.identity import native_key, stored_dtype
 from preloadd.loader.reader import OpenFile, Piece, pieces
-from preloadd.weights.checkpoint import Checkpoint, open_checkpoint
+from preloadd.weights.checkpoint import Checkpoint, config_of, open_checkpoint
 from preloadd.weights.checkpoint.reading import unchanged
 from preloadd.weights.plan import ArenaPlan, Source, pack, select
 
@@ -36,7 +36,8 @@ class Native:
             )
             for name, stored in self.checkpoint.tensors.items()
         }
-        slices = select(sources, self.checkpoint.config, model.placement)
+        with config_of(self.checkpoint.folder):
+            slices = select(sources, self.checkpoint.config, model.placement)
         self.plan: ArenaPlan = pack(slices, model.chunk_bytes, granularity)
 
     @contextmanager
@@ -64,11 +65,12 @@ class Native:
     def key(self, content: str) -> Key:
         """The key of what this makes, given the checkpoint's content as `content` digests it."""
         config = self.checkpoint.config
-        return native_key(
-            config,
-            checkpoint=content,
-            dtype=stored_dtype(config, self.checkpoint.nbytes_by_dtype),
-            placement=self._settings.model.placement,
-            role=self._settings.parsed_instance.role,
-            revision=self._settings.model.revision,
-        )
+        with config_of(self.checkpoint.folder):
+            return native_key(
+                config,
+                checkpoint=content,
+                dtype=stored_dtype(config, self.checkpoint.nbytes_by_dtype),
+                placement=self._settings.model.placement,
+                role=self._settings.parsed_instance.role,
+                revision=self._settings.model.revision,
+            )

@@ -6,47 +6,44 @@ import logging
 import os
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import anyio
-import msgspec
 
-from preloadd.domain.ids import Instance
+import preloadd
 from preloadd.domain.settings import RankSettings
 from preloadd.errors import ConfigError, PreloadError
 from preloadd.linux import logs, peers, seqpacket
 from preloadd.linux.fds import OwnedFd, exhausted, is_exhausted
 from preloadd.linux.locks import Lock
-from preloadd.linux.memfd import read_sealed
-from preloadd.linux.notify import Notifier, inherited
+from preloadd.linux.notify import Notifier, inherited, watchdog_interval
 from preloadd.linux.paths import prepare_socket_dir
 from preloadd.memory.host import HostKeeper
-from preloadd.rank.daemon import Daemon, watchdog_interval
+from preloadd.rank.daemon import Daemon
 from preloadd.rank.loading import Loader
+from preloadd.rank.orders import orders, remember
 
 log = logging.getLogger("preloadd.rank")
 
+IDENTIFIER = "preloadd-rank"
 SETTINGS = "settings"
-MAX_SETTINGS = 1 << 20
 _MANAGER_ONLY = ("NOTIFY_SOCKET", "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES", "WATCHDOG_USEC")
 
 
 def main() -> int:
     """Run the daemon; the exit status says why it ended (see `errors.EXIT_STATUS`)."""
-    logs.configure("INFO", os.environ)
+    logs.configure("INFO", os.environ, identifier=IDENTIFIER)
     parked = inherited(os.environ, os.getpid())
     try:
-        settings = _settings(sys.argv[1:], parked.pop(SETTINGS, []))
-        logs.configure(settings.log_level.upper(), os.environ)
+        settings = orders(sys.argv[1:], parked.pop(SETTINGS, []), os.environ)
+        logs.configure(
+            settings.log_level.upper(), os.environ, identifier=IDENTIFIER, fields=settings.labels
+        )
         _serve(settings, parked)
     except PreloadError as error:
         log.error("%s", error)  # noqa: TRY400 - the text is for people, the trace would hide it
         return error.exit_status
-    except OSError as error:
-        if not is_exhausted(error):
-            raise
-        log.error("%s", exhausted(error, "serving"))  # noqa: TRY400 - the text is for people
-        return OutOfDescriptors.EXIT
     return 0
 
 
@@ -59,23 +56,40 @@ def _serve(settings: RankSettings, parked: dict[str, list[OwnedFd]]) -> None:
         # Not before: until then the folder may be another daemon's.
         group = -1 if policy.group is None else policy.group
         prepare_socket_dir(folder, derived=False, mode=policy.folder_mode, group=group)
+        remember(settings, os.environ)
         notifier = Notifier(os.environ)
         daemon = Daemon(
             settings,
             policy,
             notifier,
-            Loader([sys.executable, "-m", "preloadd.loader"], environ, HostKeeper()),
+            _loader(settings, folder, environ),
             clock=time.monotonic,
             watchdog_s=watchdog_interval(os.environ),
         )
         try:
             anyio.run(daemon.run, parked)
-        except (PreloadError, BaseExceptionGroup) as error:
-            cause = _unwrapped(error)
+        except (PreloadError, OSError, BaseExceptionGroup) as error:
+            cause = _cause(error)
             notifier.status(f"failed: {cause}")
             raise cause from None
         finally:
             notifier.close()
+
+
+def _loader(settings: RankSettings, folder: Path, environ: Mapping[str, str]) -> Loader:
+    """The loader's command; another interpreter than this one finds just this package by itself."""
+    argv = [settings.python or sys.executable, "-m", "preloadd.loader"]
+    if not settings.python:
+        return Loader(argv, environ, HostKeeper())
+    imports = folder / "python"
+    imports.mkdir(exist_ok=True)
+    link = imports / "preloadd"
+    fresh = imports / "preloadd.new"
+    fresh.unlink(missing_ok=True)
+    fresh.symlink_to(Path(preloadd.__file__).parent)
+    fresh.replace(link)
+    paths = [str(imports), *filter(None, [environ.get("PYTHONPATH")])]
+    return Loader(argv, {**environ, "PYTHONPATH": os.pathsep.join(paths)}, HostKeeper())
 
 
 def _folder(settings: RankSettings) -> Path:
@@ -93,32 +107,12 @@ def _folder(settings: RankSettings) -> Path:
     return folder
 
 
-def _settings(arguments: list[str], passed: list[OwnedFd]) -> RankSettings:
-    """What the manager wants served; ConfigError if it was not said or contradicts the command."""
-    if len(arguments) != 1:
-        raise ConfigError("usage: preloadd rank INSTANCE")
-    instance = Instance.parse(arguments[0])
-    if not passed:
-        raise ConfigError(
-            f"nobody said what {instance} is to serve: ranks are started by `preloadd run`"
-        )
-    try:
-        text = read_sealed(passed[0].fileno(), MAX_SETTINGS)
-        settings = msgspec.json.decode(text, type=RankSettings)
-    except msgspec.MsgspecError as error:
-        raise ConfigError(f"the settings of {instance} cannot be read: {error}") from error
-    finally:
-        for fd in passed:
-            fd.close()
-    if settings.parsed_instance != instance:
-        raise ConfigError(f"the settings passed to {instance} are those of {settings.instance}")
-    return settings
-
-
-def _unwrapped(error: BaseException) -> BaseException:
-    """The error that a task group wrapped, unless there were several."""
+def _cause(error: BaseException) -> BaseException:
+    """The error that a task group wrapped, unless there were several; with its meaning if known."""
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
+    if isinstance(error, OSError) and is_exhausted(error):
+        return exhausted(error, "serving")
     return error
 
 

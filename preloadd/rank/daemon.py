@@ -14,24 +14,30 @@ import anyio
 from anyio.abc import TaskGroup
 
 from preloadd.domain.access import Peer, Policy, may_attach
+from preloadd.domain.files import FileIdentity
+from preloadd.domain.ids import Instance
 from preloadd.domain.leases import Lease
 from preloadd.domain.recipe import recipe_of
 from preloadd.domain.settings import RankSettings
 from preloadd.errors import AccessDenied, PreloadError, ProtocolViolation
 from preloadd.linux import peers, seqpacket
-from preloadd.linux.fds import OwnedFd
+from preloadd.linux.fds import OwnedFd, exhausted, is_exhausted
 from preloadd.linux.notify import Notifier
 from preloadd.protocol.messages import Progress
 from preloadd.rank.adoption import Adoption, adopt
+from preloadd.rank.fellows import Fellows
+from preloadd.rank.generation import Generation
 from preloadd.rank.loading import Loader
-from preloadd.rank.parking import LISTENER, Parking
+from preloadd.rank.parking import LISTENER, RELEASED, Parking
 from preloadd.rank.service import Service
 from preloadd.rank.session import Desk
 from preloadd.transport.aio import Limits
 from preloadd.transport.server import Server
-from preloadd.weights.checkpoint import identities_of
+from preloadd.weights.checkpoint import identities_of, open_checkpoint
 
 log = logging.getLogger(__name__)
+adopting = logging.LoggerAdapter(log, {"phase": "adopt"})
+loading = logging.LoggerAdapter(log, {"phase": "load"})
 
 BACKLOG = 128
 Parked = Mapping[str, Sequence[OwnedFd]]
@@ -57,17 +63,22 @@ class Daemon:
         self._watchdog_s = watchdog_s
         self._parking = Parking(notifier)
         self._service = Service(settings, self._parking, clock=clock)
-        self._desk = Desk(self._service, policy)
+        folder = Path(settings.socket_dir)
+        self._fellows = Fellows(
+            {name: folder / name / Instance.parse(name).socket_name for name in settings.peers}
+        )
+        self._desk = Desk(self._service, policy, self._fellows)
         deadlines = settings.deadlines
         limits = Limits(deadlines.speak, deadlines.send, settings.max_connections)
         self._server = Server(self._desk.serve, self._admit, limits)
         instance = settings.parsed_instance
+        self._group = -1 if policy.group is None else policy.group
         self._path = Path(settings.socket_dir) / settings.instance / instance.socket_name
 
     async def run(self, parked: dict[str, list[OwnedFd]]) -> None:
         """Serve until SIGTERM or SIGINT. Takes every descriptor in `parked`.
 
-        Raises what keeps this rank from serving; parked weights stay parked in every case.
+        Raises what keeps this rank from serving. Parked weights that fit stay parked in every case.
         """
         async with AsyncExitStack() as undo:
             undo.callback(self._service.close)
@@ -75,6 +86,7 @@ class Daemon:
             undo.callback(tasks.cancel_scope.cancel)
             tasks.start_soon(self._stop_on_signal, tasks.cancel_scope)
             tasks.start_soon(self._parking.work)
+            tasks.start_soon(self._fellows.follow)
             if self._watchdog_s is not None:
                 tasks.start_soon(self._show_life, self._watchdog_s)
             listener = self._inherited_listener(parked.pop(LISTENER, []))
@@ -87,33 +99,36 @@ class Daemon:
             await self._parking.ready()
             await self._reload_when_asked()
 
-    async def _bring_up(self, parked: Parked) -> None:
-        """Adopt what is parked or load afresh, until the service serves."""
+    async def _bring_up(self, parked: dict[str, list[OwnedFd]]) -> None:
+        """Adopt what is parked, stay released, or load afresh."""
+        released = parked.pop(RELEASED, [])
+        for mark in released:
+            mark.close()
         adoption = self._adopt(parked) if parked else Adoption()
         self._parking.drop(adoption.dropped)
-        if adoption.generation is None:
-            await self._load(adoption)
-            return
-        self._service.adopted(adoption.generation)
-        manifest = adoption.generation.manifest
-        log.info("adopted generation %s: %d tensors", manifest.generation, len(manifest))
-        self._notifier.status(f"serving {self._settings.model.name} (adopted)")
+        if adoption.generation is not None:
+            self._service.adopted(adoption.generation)
+            manifest = adoption.generation.manifest
+            adopting.info("adopted generation %s: %d tensors", manifest.generation, len(manifest))
+            self._notifier.status(f"serving {self._settings.model.name} (adopted)")
+        elif released:
+            self._service.stays_released()
+            self._notifier.status("released: the weights are loaded again when asked for")
+        else:
+            await self._load(evicted=bool(adoption.dropped))
 
-    async def _load(self, after: Adoption | None = None) -> None:
-        """Load a new generation and park it. What was evicted is gone before: two rarely fit."""
+    async def _load(self, *, evicted: bool) -> None:
+        """Load a new generation and park it; PreloadError says why that failed."""
         self._service.load_started()
-        if after is None or after.dropped:
-            await self._parking.settle()
-        generation = await self._loader.load(self._settings, self._progressed)
         try:
-            await self._parking.commit(generation)
+            generation = await self._filled(evicted=evicted)
         except OSError as error:
-            self._parking.evict(generation)
-            generation.close()
-            raise PreloadError(f"the service manager does not keep the weights: {error}") from error
+            if is_exhausted(error):
+                raise exhausted(error, "loading") from error
+            raise PreloadError(f"loading failed: {error}") from error
         self._service.loaded(generation)
         manifest, read = generation.manifest, generation.manifest.counters
-        log.info(
+        loading.info(
             "loaded generation %s: %d tensors, %.2f GiB in %.2f s",
             manifest.generation,
             len(manifest),
@@ -122,14 +137,30 @@ class Daemon:
         )
         self._notifier.status(f"serving {self._settings.model.name}")
 
+    async def _filled(self, *, evicted: bool) -> Generation:
+        """A new generation that is parked. What was evicted is gone before: two rarely fit."""
+        if evicted:
+            await self._parking.settle()
+        generation = await self._loader.load(self._settings, self._progressed)
+        try:
+            await self._parking.commit(generation)
+        except OSError as error:
+            self._parking.evict(generation)
+            generation.close()
+            if is_exhausted(error):
+                raise
+            raise PreloadError(f"the service manager does not keep the weights: {error}") from error
+        return generation
+
     async def _reload_when_asked(self) -> None:
         """Wait for requests to load again after a release; a failure is told, not fatal."""
         while True:
             await self._service.load_wanted.wait()
+            self._parking.drop([RELEASED])
             try:
-                await self._load()
+                await self._load(evicted=True)
             except PreloadError as error:
-                log.error("loading again failed: %s", error)  # noqa: TRY400 - told to people whole
+                loading.error("loading again failed: %s", error)
                 self._service.load_failed(str(error))
                 self._notifier.status(f"failed: {error}")
 
@@ -143,19 +174,25 @@ class Daemon:
 
     def _adopt(self, parked: Parked) -> Adoption:
         """What comes of `parked`; the checkpoint's error if neither that nor a load can succeed."""
-        unseen, files = None, ()
+        unseen: PreloadError | None = None
+        files: tuple[FileIdentity, ...] = ()
         try:
             files = identities_of(Path(self._settings.model.path))
         except PreloadError as error:
-            log.warning("the checkpoint cannot be compared with what is parked: %s", error)
+            adopting.warning("the checkpoint cannot be compared with what is parked: %s", error)
             unseen = error
-        adoption = adopt(parked, self._loader.keeper, recipe_of(self._settings, files))
+        wanted = recipe_of(self._settings, files)
+        adoption = adopt(parked, self._loader.keeper, wanted, self._require_loadable)
         for reason in adoption.reasons:
-            log.warning("not adopted: %s", reason)
+            adopting.warning("%s", reason)
         if adoption.generation is None and unseen is not None:
             # What is parked stays so: the settings may be the mistake.
             raise unseen
         return adoption
+
+    def _require_loadable(self) -> None:
+        """PreloadError unless the checkpoint on disk looks whole; reads headers, no weights."""
+        open_checkpoint(Path(self._settings.model.path))
 
     def _inherited_listener(self, fds: list[OwnedFd]) -> socket.socket | None:
         """The parked listening socket, unless nobody could connect to it by its path."""
@@ -179,6 +216,8 @@ class Daemon:
         folder = Path(os.fsdecode(sock.getsockname())).parent
         listens = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
         if listens and folder == self._path.parent and self._path.is_socket():
+            # The settings may be others than when it was bound.
+            seqpacket.set_access(self._path, self._policy.socket_mode, group=self._group)
             return sock
         sock.close()
         return None
@@ -197,10 +236,8 @@ class Daemon:
                 tasks.start_soon(self._server.resume, sock, lease.id, peer)
 
     def _bind(self) -> socket.socket:
-        group = self._policy.group
-        listener = seqpacket.listen(
-            self._path, self._policy.socket_mode, BACKLOG, group=-1 if group is None else group
-        )
+        mode = self._policy.socket_mode
+        listener = seqpacket.listen(self._path, mode, BACKLOG, group=self._group)
         self._parking.keep_listener(listener.fileno())
         return listener
 
@@ -239,7 +276,7 @@ class Daemon:
 
 
 def _parked_lease(name: str, fd: OwnedFd) -> tuple[socket.socket, Peer, Lease]:
-    """An engine's connection, who it is and its lease; takes `fd`. ProtocolViolation, ValueError."""
+    """An engine's connection and lease; takes `fd`. ProtocolViolation, ValueError if it is none."""
     with ExitStack() as undo:
         sock = seqpacket.adopted(fd)
         undo.callback(sock.close)
@@ -247,11 +284,3 @@ def _parked_lease(name: str, fd: OwnedFd) -> tuple[socket.socket, Peer, Lease]:
         lease = Lease.from_fdname(name, pid=peer.pid)
         undo.pop_all()
     return sock, peer, lease
-
-
-def watchdog_interval(environ: Mapping[str, str]) -> float | None:
-    """Seconds between two signs of life: half of what the manager waits; None if it does not."""
-    usec = environ.get("WATCHDOG_USEC", "")
-    if environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()) or not usec.isdigit():
-        return None
-    return int(usec) / 2_000_000

@@ -28,6 +28,10 @@ log = logging.getLogger(__name__)
 LINK = "link"
 """Name of the descriptor through which a loader talks to its rank."""
 
+_GRACE_S = 2.0
+_EXIT_S = 10.0
+"""Seconds that a loader which has handed over everything may take to exit."""
+
 _GONE_S = 5.0
 _POLL_S = 0.01
 
@@ -67,10 +71,10 @@ class Loader:
                 with suppress(OSError):
                     await link.send(codec.encode(Order(settings=settings)))
                 await _listen(link, receiver, on_progress, settings.deadlines.silence)
-                await _ended(child, settings.deadlines.stop)
+                await _ended(child, _EXIT_S)
             finally:
                 with anyio.CancelScope(shield=True):
-                    status = await _stop(child)
+                    status = await _stop(child, settings.deadlines.stop / 2)
             return _believed(receiver, status, self.keeper)
 
 
@@ -103,17 +107,25 @@ async def _ended(child: Child, grace: float) -> None:
         await anyio.wait_readable(child)
 
 
-async def _stop(child: Child, grace: float = 2.0) -> int:
-    """End the loader and all it started; its status once none of them can write any more."""
+async def _stop(child: Child, grace: float) -> int:
+    """End the loader and all it started; its status once none of them can write any more.
+
+    LoaderFailed if something of its group does not go away: it could still write.
+    """
     if child.poll() is None:
         child.signal(signal.SIGTERM)
         with anyio.move_on_after(grace):
             await anyio.wait_readable(child)
         child.kill_group()
+        # Without a deadline: a process that waits for a broken disk cannot be killed, but the loop
+        # must turn meanwhile.
+        await anyio.wait_readable(child)
     status = child.wait()
     with anyio.move_on_after(_GONE_S):
         while not child.group_gone():  # noqa: ASYNC110 - nothing tells of the end of a group
             await anyio.sleep(_POLL_S)
+    if not child.group_gone():
+        raise LoaderFailed(f"what the loader started still lives (group {child.pid})", status or 1)
     return status
 
 

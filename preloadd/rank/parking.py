@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -17,22 +17,36 @@ from anyio import to_thread
 
 from preloadd.domain.leases import Lease
 from preloadd.linux.fds import OwnedFd
+from preloadd.linux.memfd import sealed_bytes
 from preloadd.linux.notify import Notifier
 from preloadd.rank.generation import Generation, chunk_name, manifest_name
 
 log = logging.getLogger(__name__)
 
 LISTENER = "listen"
+RELEASED = "released"
+"""Marks that an operator freed the weights: the next life is not to load them by itself."""
+
 BARRIER_S = 10.0
+MOST_WAITING = 1024
+"""Orders that may wait for a manager that hangs; leases beyond are not parked."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Order:
-    """One thing to tell the manager. `failure` is what came of it once `done` is set."""
+    """One thing to tell the manager, and the descriptor to give it. `failure` is what came of it
+    once `done` is set."""
 
     act: Callable[[], None]
+    fd: OwnedFd | None = None
+    begun: bool = False
     done: anyio.Event = field(default_factory=anyio.Event)
     failure: OSError | None = None
+
+    def close(self) -> None:
+        """Give up the descriptor; an order that was not begun by now does nothing."""
+        if self.fd is not None:
+            self.fd.close()
 
 
 class Parking:
@@ -41,41 +55,47 @@ class Parking:
     def __init__(self, notifier: Notifier) -> None:
         self._notifier = notifier
         self._orders, self._queue = anyio.create_memory_object_stream[_Order](math.inf)
+        self._leases: dict[str, _Order] = {}
 
     async def work(self) -> None:
         """Carry out what is told below, until cancelled. To be run once, beside everything else."""
         with self._orders, self._queue:
             async for order in self._queue:
+                order.begun = True
                 try:
                     await to_thread.run_sync(order.act, abandon_on_cancel=True)
                 except OSError as error:
                     order.failure = error
                     log.warning("the service manager could not be told what to keep: %s", error)
+                order.close()
                 order.done.set()
 
     async def commit(self, generation: Generation) -> None:
         """Park a generation: chunks first, manifest last, so that a manifest has all its chunks.
 
-        Returns when the manager has it all; OSError if it does not take it.
+        Returns when the manager has taken all of it; OSError if any of it could not be told.
         """
-        for index, fd in enumerate(generation.chunks):
+        orders = [
             self._keep(chunk_name(generation.id, index), fd.fileno(), poll=False)
-        self._keep(manifest_name(generation.id), generation.sealed.fileno(), poll=False)
+            for index, fd in enumerate(generation.chunks)
+        ]
+        name = manifest_name(generation.id)
+        orders.append(self._keep(name, generation.sealed.fileno(), poll=False))
         await self.settle()
+        _require(orders)
 
     async def settle(self) -> None:
         """Wait until the manager has done all it was told; TimeoutError, OSError."""
         order = self._tell(partial(self._notifier.barrier, BARRIER_S))
         await order.done.wait()
-        if order.failure is not None:
-            raise order.failure
+        _require([order])
 
     def evict(self, generation: Generation) -> None:
         """Have a generation dropped, manifest first, so that none is left without its chunks."""
         names = [chunk_name(generation.id, index) for index in range(len(generation.chunks))]
         self.drop([manifest_name(generation.id), *names])
 
-    def drop(self, names: list[str]) -> None:
+    def drop(self, names: Sequence[str]) -> None:
         """Have everything under these names closed."""
         for name in names:
             self._tell(partial(self._notifier.remove, name))
@@ -84,35 +104,58 @@ class Parking:
         """Park the listening socket, so that no engine meets a refused connection on a restart."""
         self._keep(LISTENER, fd, poll=False)
 
+    def mark_released(self) -> None:
+        """Have the next life know that the weights were freed on purpose."""
+        with sealed_bytes(RELEASED, b"") as mark:
+            self._keep(RELEASED, mark.fileno(), poll=False)
+
     def keep_lease(self, lease: Lease, fd: int) -> None:
         """Park a lease's connection. The manager drops it by itself once the engine hangs up.
 
         A lease that cannot be parked is granted all the same: it ends with this process.
         """
+        if self._queue.statistics().current_buffer_used >= MOST_WAITING:
+            log.warning("the service manager is behind: a lease will not outlive this daemon")
+            return
         try:
-            self._keep(lease.fdname, fd, poll=True)
+            self._leases[lease.fdname] = self._keep(lease.fdname, fd, poll=True)
         except OSError as error:
             log.warning("the lease of %s will not outlive this daemon: %s", lease.client, error)
 
     def drop_lease(self, lease: Lease) -> None:
-        """Have a lease's connection closed: an engine is hung up on with the last copy of it."""
+        """Have a lease's connection closed: an engine is hung up on with the last copy of it.
+
+        A copy that still waits for the manager is closed at once, or clients that come and go would
+        use up all descriptors while it hangs.
+        """
+        waiting = self._leases.pop(lease.fdname, None)
+        if waiting is not None and not waiting.begun:
+            waiting.close()
         self.drop([lease.fdname])
 
     async def ready(self) -> None:
-        """Tell the manager that this rank serves, after all that was told before."""
-        await self._tell(self._notifier.ready).done.wait()
+        """Tell the manager that this rank serves, after all that was told before. OSError."""
+        order = self._tell(self._notifier.ready)
+        await order.done.wait()
+        _require([order])
 
-    def _keep(self, name: str, fd: int, *, poll: bool) -> None:
+    def _keep(self, name: str, fd: int, *, poll: bool) -> _Order:
         # A duplicate, because the borrowed descriptor may be closed before its turn comes.
         copy = OwnedFd.copy_of(fd)
+        return self._tell(partial(self._store, name, copy, poll=poll), copy)
 
-        def act() -> None:
-            with copy:
-                self._notifier.store(name, [copy.fileno()], poll=poll)
+    def _store(self, name: str, copy: OwnedFd, *, poll: bool) -> None:
+        if not copy.closed:
+            self._notifier.store(name, [copy.fileno()], poll=poll)
 
-        self._tell(act)
-
-    def _tell(self, act: Callable[[], None]) -> _Order:
-        order = _Order(act)
+    def _tell(self, act: Callable[[], None], fd: OwnedFd | None = None) -> _Order:
+        order = _Order(act, fd)
         self._orders.send_nowait(order)
         return order
+
+
+def _require(orders: Sequence[_Order]) -> None:
+    """Raise the first failure among orders that are done."""
+    for order in orders:
+        if order.failure is not None:
+            raise order.failure

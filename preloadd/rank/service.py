@@ -32,6 +32,8 @@ _UNAVAILABLE: dict[State, m.Reason] = {
     State.FAILED: m.Reason.FAILED,
     State.STOPPING: m.Reason.STOPPING,
 }
+_RELEASED = "the weights were released; ask for a load to have them again"
+_SETTLE_S = 3.0
 _MAX_FIELDS = 64
 _MAX_VALUE = 512
 _MAX_LEASES_TOLD = 128
@@ -81,13 +83,17 @@ class Service:
         self.generation, self._adopted = generation, False
         self._loads += 1
         self._bytes_read += generation.manifest.counters.get("bytes_read", 0)
-        self._progress = m.Progress(phase="")
         self._enter(Event.LOADED)
 
     def load_failed(self, why: str) -> None:
         """There will be no weights until somebody asks for another load."""
         self._detail = why
         self._enter(Event.LOAD_FAILED)
+
+    def stays_released(self) -> None:
+        """The weights were freed in an earlier life, and nobody has asked to load them since."""
+        self._detail = _RELEASED
+        self._enter(Event.RELEASED)
 
     def stopping(self) -> None:
         """The daemon is going down; watchers are told, nobody is granted anything any more."""
@@ -104,10 +110,17 @@ class Service:
         if self.state is State.SERVING:
             self._ready_s = self._clock() - self._started
             self._detail = ""
+        if self.state is not State.LOADING:
+            self._progress = m.Progress(phase="")
         self._changed.set()
         self._changed = anyio.Event()
 
     # -- requests --
+
+    def incomplete(self, missing: list[str]) -> m.NotAvailable:
+        """The answer while other ranks of the group do not serve."""
+        detail = f"of the group {self.settings.group} these do not serve: {', '.join(missing)}"
+        return m.NotAvailable(reason=m.Reason.INCOMPLETE, detail=detail)
 
     def attach(
         self, request: m.Attach, *, pid: int
@@ -158,6 +171,15 @@ class Service:
         if self._leases.pop(lease.id, None) is not None:
             self._parking.drop_lease(lease)
 
+    async def settled(self) -> str | None:
+        """Wait a moment until the manager has done what it was told; why it has not, or None."""
+        try:
+            with anyio.fail_after(_SETTLE_S):
+                await self._parking.settle()
+        except OSError as error:
+            return f"the service manager still holds its copy of the weights: {error}"
+        return None
+
     def release(self, asker: LeaseId | None, *, operator: bool) -> m.Done | m.Refused:
         """Free the weights if the asker may; the parked copy goes first.
 
@@ -172,9 +194,10 @@ class Service:
             return m.Refused(
                 code=ErrorCode.UNAVAILABLE, detail=f"nothing to release: the rank is {self.state}"
             )
+        self._parking.mark_released()
         self._parking.evict(self.generation)
         self.close()
-        self._detail = "the weights were released; ask for a load to have them again"
+        self._detail = _RELEASED
         self._enter(Event.RELEASED)
         return m.Done()
 

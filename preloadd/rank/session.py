@@ -9,19 +9,28 @@ import anyio
 
 from preloadd.domain.access import Policy, is_operator
 from preloadd.domain.leases import Lease
+from preloadd.errors import ErrorCode
 from preloadd.protocol import messages as m
+from preloadd.rank.fellows import Fellows
 from preloadd.rank.service import Service
 from preloadd.transport.aio import Session
 
 log = logging.getLogger(__name__)
 
+_PATIENCE_S = 1.0
+"""Seconds that an engine is kept waiting for ranks that are just about to serve."""
+
+_TELL_S = 1.0
+"""Seconds that a watcher may take to make room for a change of state, or it is hung up on."""
+
 
 class Desk:
     """Answers clients out of `service`. One for the whole daemon; `serve` once a connection."""
 
-    def __init__(self, service: Service, policy: Policy) -> None:
+    def __init__(self, service: Service, policy: Policy, fellows: Fellows) -> None:
         self._service = service
         self._policy = policy
+        self._fellows = fellows
 
     async def serve(self, session: Session) -> None:
         """Answer one client until it leaves; it may come with a lease from an earlier daemon.
@@ -47,11 +56,7 @@ class Desk:
             case m.Attach():
                 return await self._attach(session, request)
             case m.Release():
-                answer = service.release(lease.id if lease else None, operator=operator)
-                if isinstance(answer, m.Done):
-                    self._end(lease)
-                    lease = None
-                await session.answer(answer)
+                return await self._release(session, lease, operator=operator)
             case m.Load():
                 await session.answer(service.load(operator=operator))
             case m.Memory():
@@ -64,7 +69,24 @@ class Desk:
                 assert_never(unreachable)
         return lease
 
+    async def _release(
+        self, session: Session, lease: Lease | None, *, operator: bool
+    ) -> Lease | None:
+        """Free the weights; answered when no copy of them is left here or with the manager."""
+        answer = self._service.release(lease.id if lease else None, operator=operator)
+        if isinstance(answer, m.Done):
+            self._end(lease)
+            lease = None
+            left = await self._service.settled()
+            if left is not None:
+                answer = m.Refused(code=ErrorCode.INTERNAL, detail=left)
+        await session.answer(answer)
+        return lease
+
     async def _attach(self, session: Session, request: m.Attach) -> Lease | None:
+        if not await self._fellows.whole(_PATIENCE_S):
+            await session.answer(self._service.incomplete(self._fellows.missing))
+            return None
         outcome = self._service.attach(request, pid=session.peer.pid)
         if isinstance(outcome, (m.Mismatched, m.NotAvailable, m.Refused)):
             await session.answer(outcome)
@@ -73,14 +95,15 @@ class Desk:
         # It holds from before the engine knows of it, so that no release comes in between.
         self._service.lease_began(lease, session.fileno())
         try:
-            await session.answer(granted, descriptors)
+            arrived = await session.answer(granted, descriptors)
         except Exception:
             self._end(lease)
             raise
         finally:
             for fd in descriptors:
                 fd.close()
-        log.info("%s (pid %d) attached, %s", lease.client, lease.pid, lease.mode)
+        if arrived:
+            log.info("%s (pid %d) attached, %s", lease.client, lease.pid, lease.mode)
         return lease
 
     async def _watch(self, session: Session) -> None:
@@ -97,7 +120,9 @@ class Desk:
         while True:
             await changed.wait()
             state, changed = self._service.changed()
-            await session.answer(state)
+            # A daemon that stops cancels this task while it tells just that.
+            with anyio.move_on_after(_TELL_S, shield=True):
+                await session.answer(state)
 
     def _end(self, lease: Lease | None) -> None:
         if lease is not None:

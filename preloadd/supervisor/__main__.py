@@ -1,44 +1,83 @@
-"""The process: takes the listening socket it was given, or opens one, and serves until stopped."""
+"""Health, metrics and a status page for the ranks of this host, over HTTP and read-only.
+
+Without --socket-dir, the configuration of this host says what to watch and where to serve.
+"""
 
 from __future__ import annotations
 
 import argparse
+import logging
 import os
+import platform
+import signal
 import socket
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
+import anyio
 import uvicorn
 
-from preloadd.domain.ids import Instance
 from preloadd.errors import ConfigError, PreloadError
 from preloadd.linux import logs
-from preloadd.linux.notify import inherited
+from preloadd.linux.notify import Notifier, inherited, watchdog_interval
+from preloadd.supervisor import devices, nvml
 from preloadd.supervisor.app import create_app
-from preloadd.supervisor.snapshots import Lookout
+from preloadd.supervisor.lookout import Lookout
+from preloadd.supervisor.setup import Setup, setup
+from preloadd.supervisor.verdict import judge
 
-RANK_TIMEOUT = 2.0
-"""Seconds a rank has to answer before it counts as stuck; probes usually wait longer than that."""
+log = logging.getLogger("preloadd.supervisor")
+
+IDENTIFIER = "preloadd-supervisor"
 
 STOP_TIMEOUT = 2
 """Seconds that requests in progress have to finish when the process is told to stop."""
 
+STATUS_INTERVAL = 1.0
+"""Seconds between looks at what to tell the service manager."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serve; the exit status. A stop by a signal ends the process with that signal."""
+    logs.configure("INFO", os.environ, identifier=IDENTIFIER)
     options = _parser().parse_args(arguments)
-    logs.configure(options.log_level.upper(), os.environ)
     try:
-        instances = [Instance.parse(text) for text in options.instance]
-        listener = _listener(options)
+        made = setup(options, os.environ)
+        logs.configure(made.log_level.upper(), os.environ, identifier=IDENTIFIER)
+        listener = _listener(options.listen_fd, made)
+        notifier = Notifier(os.environ)
     except PreloadError as error:
-        sys.stderr.write(f"preloadd supervisor: {error}\n")
+        log.error("%s", error)  # noqa: TRY400 - the text is for people, the trace would hide it
         return error.exit_status
-    lookout = Lookout(options.socket_dir, instances, timeout=RANK_TIMEOUT)
+    with ExitStack() as owned:
+        owned.enter_context(listener)
+        owned.callback(notifier.close)
+        samples: list[devices.Sample] = [devices.host]
+        binding = nvml.load()
+        if binding is not None and (gpus := nvml.Gpus(binding)).open():
+            owned.callback(gpus.close)
+            samples.append(gpus)
+        lookout = Lookout(
+            made.socket_dir, made.roster, pace=made.pace, units=made.units, samples=samples
+        )
+        return _run(lookout, listener, notifier)
+
+
+def _run(lookout: Lookout, listener: socket.socket, notifier: Notifier) -> int:
+    try:
+        anyio.run(_serve, lookout, listener, notifier)
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    return 0
+
+
+async def _serve(lookout: Lookout, listener: socket.socket, notifier: Notifier) -> None:
+    """Serve until a signal comes. A fault in what goes on beside that ends it as well."""
     server = uvicorn.Server(
         uvicorn.Config(
-            create_app(lookout.look),
+            create_app(lookout.look, host=platform.node()),
             log_config=None,
             log_level="warning",
             access_log=False,
@@ -48,41 +87,73 @@ def main(arguments: Sequence[str] | None = None) -> int:
             timeout_graceful_shutdown=STOP_TIMEOUT,
         )
     )
-    server.run(sockets=[listener])
-    return 0
+    interval = watchdog_interval(os.environ)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(lookout.watch)
+        tasks.start_soon(_tell, lookout, notifier)
+        if interval is not None:
+            tasks.start_soon(_show_life, notifier, interval)
+        await server.serve(sockets=[listener])
+        tasks.cancel_scope.cancel()
+
+
+async def _tell(lookout: Lookout, notifier: Notifier) -> None:
+    """Keep the service manager informed."""
+    told = None
+    while notifier.listening:
+        ranks = (await lookout.look()).ranks
+        reasons = judge(ranks).reasons
+        status = "; ".join(reasons) if reasons else f"all {len(ranks)} ranks serve"
+        if told is None:
+            notifier.ready()
+        if status != told:
+            notifier.status(status)
+        told = status
+        await anyio.sleep(STATUS_INTERVAL)
+
+
+async def _show_life(notifier: Notifier, interval_s: float) -> None:
+    """Prove that this loop turns."""
+    while True:
+        notifier.watchdog()
+        await anyio.sleep(interval_s)
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("preloadd supervisor", description=__doc__)
-    parser.add_argument("--socket-dir", type=Path, required=True, metavar="DIR")
+    parser = argparse.ArgumentParser(
+        "preloadd supervisor",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--socket-dir", type=Path, metavar="DIR", help="where the ranks' sockets are"
+    )
     parser.add_argument(
         "--instance",
         action="append",
-        required=True,
+        default=[],
         metavar="INSTANCE",
-        help="a rank to watch, such as CPU-0; may be repeated",
+        help="a rank to watch, such as CPU-0; may be repeated; default: those that are found",
     )
-    parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--host", help="address to serve on")
+    parser.add_argument("--port", type=int)
     parser.add_argument(
         "--listen-fd",
         metavar="NAME",
-        help="serve on the inherited descriptor of this name; --host and --port then only tell it",
+        help="serve on the inherited descriptor of this name instead",
     )
-    parser.add_argument(
-        "--log-level", default="info", choices=["debug", "info", "warning", "error"]
-    )
+    parser.add_argument("--log-level", choices=["debug", "info", "warning", "error"])
     return parser
 
 
-def _listener(options: argparse.Namespace) -> socket.socket:
+def _listener(inherited_as: str | None, made: Setup) -> socket.socket:
     """The listening socket, which the caller owns; ConfigError."""
-    if options.listen_fd is None:
-        return _open_listener(options.host, options.port)
-    given = inherited(os.environ, os.getpid()).get(options.listen_fd, [])
+    if inherited_as is None:
+        return _open_listener(made.host, made.port)
+    given = inherited(os.environ, os.getpid()).get(inherited_as, [])
     if len(given) != 1:
         raise ConfigError(
-            f"--listen-fd {options.listen_fd}: {len(given)} descriptors of that name were "
+            f"--listen-fd {inherited_as}: {len(given)} descriptors of that name were "
             "inherited: pass exactly one, or give --host and --port"
         )
     return socket.socket(fileno=given[0].take())
@@ -90,9 +161,13 @@ def _listener(options: argparse.Namespace) -> socket.socket:
 
 def _open_listener(host: str, port: int) -> socket.socket:
     try:
-        return socket.create_server((host, port))
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(address, family=family)
     except (OSError, OverflowError) as error:
-        raise ConfigError(f"--host {host} --port {port}: {error}: choose others") from error
+        raise ConfigError(
+            f"--host {host} --port {port}: {error}: stop what listens there, or choose another "
+            "address ([supervisor] in preloadd.toml, or these options)"
+        ) from error
 
 
 if __name__ == "__main__":

@@ -1,81 +1,120 @@
-"""Asks every rank how it is: all at once and each with a deadline, so that none delays another."""
+"""One rank as the supervisor sees it: what it told, and what came of asking it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+from dataclasses import replace
 
-import anyio
-import anyio.to_thread
-
-from preloadd.domain.ids import Instance
-from preloadd.errors import PreloadError
 from preloadd.protocol.messages import StatusTold
-from preloadd.supervisor.verdict import Engine, Snapshot
-from preloadd.transport.status import ask_status
+from preloadd.supervisor.roster import Expected
+from preloadd.supervisor.verdict import Contact, Engine, Snapshot, Unit
 
-FRESH_FOR = 0.5
-"""Seconds for which an answer is told again: many probes cost the ranks no more than one."""
-
-
-class Lookout:
-    """Watches the ranks of one group by their sockets below `socket_dir`."""
-
-    def __init__(self, socket_dir: Path, instances: Sequence[Instance], *, timeout: float) -> None:
-        self._sockets = {
-            instance: socket_dir / str(instance) / instance.socket_name for instance in instances
-        }
-        self._timeout = timeout
-        self._looking = anyio.Lock()
-        self._seen: tuple[Snapshot, ...] = ()
-        self._seen_at = float("-inf")
-
-    async def look(self) -> tuple[Snapshot, ...]:
-        """One snapshot of each rank, in order, at most `FRESH_FOR` seconds old."""
-        async with self._looking:
-            if anyio.current_time() - self._seen_at >= FRESH_FOR:
-                self._seen = await self._ask_all()
-                self._seen_at = anyio.current_time()
-            return self._seen
-
-    async def _ask_all(self) -> tuple[Snapshot, ...]:
-        found: dict[Instance, Snapshot] = {}
-        threads = anyio.CapacityLimiter(max(1, len(self._sockets)))
-
-        async def ask(instance: Instance, socket: Path) -> None:
-            found[instance] = await anyio.to_thread.run_sync(
-                take, instance, socket, self._timeout, limiter=threads
-            )
-
-        async with anyio.create_task_group() as asking:
-            for instance, socket in self._sockets.items():
-                asking.start_soon(ask, instance, socket)
-        return tuple(found[instance] for instance in self._sockets)
+SAME_START_S = 2.0
+"""Wall time is read again with every answer; less than this apart is the same start."""
 
 
-def take(instance: Instance, socket: Path, timeout: float) -> Snapshot:
-    """The snapshot of one rank; what keeps it from answering becomes its `problem`. Blocks."""
-    try:
-        return from_told(instance, ask_status(socket, timeout=timeout))
-    except PreloadError as error:
-        return Snapshot(str(instance), problem=str(error))
+class Record:
+    """The last facts about one rank. Times are monotonic seconds unless they say otherwise."""
+
+    def __init__(self, expected: Expected) -> None:
+        self.expected = expected
+        self._facts = _nothing_known(expected)
+        self._answered_at: float | None = None
+        self._asked_at: float | None = None
+
+    def asked(self, *, now: float) -> None:
+        """A question went out."""
+        self._asked_at = now
+
+    def answered(self, told: StatusTold, *, now: float, wall: float) -> None:
+        """Its answer came; `wall` is the wall time in seconds since 1970."""
+        asked_at = now if self._asked_at is None else self._asked_at
+        facts = replace(from_told(self.expected, told), ask_s=now - asked_at)
+        started_at = wall - facts.uptime_s
+        before = self._facts
+        if facts.pid == before.pid and abs(started_at - before.started_at) < SAME_START_S:
+            started_at = before.started_at
+        self._facts = replace(facts, started_at=started_at)
+        self._answered_at, self._asked_at = now, None
+
+    def silent(self) -> None:
+        """The answer is overdue. What was told before stays, except that it serves."""
+        self._facts = replace(self._facts, contact=Contact.STUCK, problem="", state=None)
+
+    def lost(self, contact: Contact, problem: str) -> None:
+        """It cannot be asked. Nothing that it told before holds any more, but its group's name."""
+        self._facts = replace(
+            _nothing_known(self.expected),
+            group=self._facts.group,
+            contact=contact,
+            problem=problem,
+        )
+        self._answered_at = self._asked_at = None
+
+    def snapshot(self, *, now: float, unit: Unit | None = None) -> Snapshot:
+        """The facts as of now, with what is known of the rank's service."""
+        return replace(
+            self._facts,
+            unit=unit,
+            age_s=None if self._answered_at is None else now - self._answered_at,
+            silent_s=0.0 if self._asked_at is None else now - self._asked_at,
+        )
 
 
-def from_told(instance: Instance, told: StatusTold) -> Snapshot:
-    """The snapshot that a rank's answer makes; an answer in another rank's name is a problem."""
-    wrong = told.instance != str(instance)
+def from_told(expected: Expected, told: StatusTold) -> Snapshot:
+    """The snapshot that an answer makes. One in another rank's or group's name is a problem."""
+    problem = _wrong_name(expected, told)
     return Snapshot(
-        instance=str(instance),
+        instance=str(expected.instance),
+        group=expected.group or told.group,
+        device=told.device,
+        role=told.role,
+        contact=Contact.FAULTY if problem else Contact.ANSWERED,
         state=told.state,
-        problem=f"its socket answers as {told.instance}" if wrong else "",
+        problem=problem,
         detail=told.detail,
         pid=told.pid,
+        version=told.version,
         model=told.model,
+        backend=told.backend,
+        builder=told.builder,
         generation=told.generation,
         adopted=told.adopted,
+        tensors=told.tensors,
+        tensor_bytes=told.tensor_bytes,
         arena_bytes=told.arena_bytes,
+        chunks=told.chunks,
         done=told.done,
         total=told.total,
+        loads=told.counters.get("loads", 0),
+        bytes_read=told.counters.get("bytes_read", 0),
+        uptime_s=told.uptime_s,
+        ready_s=told.ready_s,
         lease_count=told.lease_count,
-        engines=tuple(Engine(lease.client, lease.pid, lease.mode) for lease in told.leases),
+        engines=tuple(
+            Engine(lease.client, lease.pid, lease.mode, lease.id, lease.generation)
+            for lease in told.leases
+        ),
     )
+
+
+def _nothing_known(expected: Expected) -> Snapshot:
+    instance = expected.instance
+    return Snapshot(
+        str(instance),
+        group=expected.group,
+        device=instance.device,
+        role=instance.role.value,
+        contact=Contact.ABSENT,
+        problem="not asked yet",
+    )
+
+
+def _wrong_name(expected: Expected, told: StatusTold) -> str:
+    if told.instance != str(expected.instance):
+        return f"its socket answers as {told.instance}"
+    if expected.group and told.group != expected.group:
+        return (
+            f"it serves group {told.group}, the configuration wants {expected.group} there: "
+            "restart the group"
+        )
+    return ""

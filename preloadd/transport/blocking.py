@@ -183,7 +183,7 @@ def connect(path: Path, *, timeout: float, check: Check | None = None) -> Client
     try:
         sock = seqpacket.connect(path, timeout=timeout)
     except OSError as error:
-        raise _not_connected(path, error, timeout) from error
+        raise not_connected(path, error, timeout) from error
     with ExitStack() as undo:
         undo.callback(sock.close)
         if check is not None:
@@ -192,7 +192,8 @@ def connect(path: Path, *, timeout: float, check: Check | None = None) -> Client
     return Client(sock, str(path))
 
 
-def _not_connected(path: Path, error: OSError, timeout: float) -> PreloadError:
+def not_connected(path: Path, error: OSError, timeout: float) -> PreloadError:
+    """What it means that connecting to the daemon at `path` failed after `timeout` seconds."""
     if is_exhausted(error):
         return exhausted(error, f"connecting to {path}")
     match error:

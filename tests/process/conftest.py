@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import os
 import select
 import shutil
@@ -24,7 +25,7 @@ import preloadd
 from preloadd.domain.ids import device_id
 from preloadd.domain.leases import Mode
 from preloadd.domain.settings import ModelSettings, RankSettings
-from preloadd.engine.client import Lease, attach
+from preloadd.engine.client import Attachment, attach
 from preloadd.engine.native import NativeCheckpoint
 from preloadd.engine.options import Options
 from preloadd.linux.fds import OwnedFd
@@ -70,6 +71,7 @@ class Manager:
         self._changed = threading.Condition()
         self._hangs = self._closing = False
         self._drained = 0
+        self._at_rest = 0
         with ExitStack() as owned:
             self._store = owned.enter_context(FdStore(1024))
             self._notify = owned.enter_context(NotifySocket(folder / "notify"))
@@ -103,6 +105,7 @@ class Manager:
     def ready(self) -> None:
         """Wait until this life serves."""
         self.until(lambda: any("READY" in fields for fields in self.told), "READY=1")
+        self._at_rest = self.descriptors
 
     def kill(self) -> None:
         """End the rank without a word to it."""
@@ -144,6 +147,8 @@ class Manager:
     @property
     def log(self) -> str:
         """What this life wrote to standard error."""
+        if not self._log.exists():
+            return ""
         with self._log.open() as file:
             file.seek(self._log_start)
             return file.read()
@@ -176,6 +181,35 @@ class Manager:
     def arena(self) -> set[str]:
         """Names in the store that are manifest or chunk."""
         return {name for name in self.parked if name.startswith(("manifest.", "chunk."))}
+
+    @property
+    def descriptors(self) -> int:
+        """How many descriptors the rank has open."""
+        return len(list(Path(f"/proc/{self.pid}/fd").iterdir()))
+
+    def rests(self) -> None:
+        """Wait until the rank has no more and no fewer descriptors than when it became ready."""
+        eventually(
+            lambda: self.descriptors == self._at_rest,
+            lambda: f"{self._at_rest} descriptors, now {self.descriptors}",
+        )
+
+    def loaders(self) -> list[int]:
+        """Processes that load for a rank of this manager, whoever their parent is by now."""
+        mark = f"XDG_CACHE_HOME={self.environ['XDG_CACHE_HOME']}".encode()
+        return [pid for pid in _processes("preloadd.loader") if mark in _environ(pid)]
+
+    @contextmanager
+    def stuck_loads(self) -> Iterator[None]:
+        """In this block no load gets past identifying the content, if that is read in full.
+
+        Loaders wait for the lock of the digests' cache, so this one takes it.
+        """
+        folder = Path(self.environ["XDG_CACHE_HOME"], "preloadd", "digests")
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with (folder / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
 
     def account(self) -> str:
         """All that is known of this life, for the text of a failure."""
@@ -251,8 +285,8 @@ class Manager:
 
     def attach(
         self, model: Path | None = None, *, mode: Mode = Mode.ZERO_COPY, parked: bool = True
-    ) -> Lease:
-        """Attach as an engine does that has the checkpoint in `model`; with `parked`, wait for that.
+    ) -> Attachment:
+        """Attach as an engine that has the checkpoint in `model`; with `parked`, wait for that.
 
         The lease is closed at the latest with this manager.
         """
@@ -331,7 +365,29 @@ class Manager:
         self._thread.join()
 
 
-def content(lease: Lease) -> dict[str, bytes]:
+def eventually(seen: Callable[[], object], what: Callable[[], str]) -> None:
+    """Wait until `seen` holds, of which nothing tells but asking."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not seen():
+        assert time.monotonic() < deadline, f"not in {PATIENCE_S:g} s: {what()}"
+        time.sleep(0.005)
+
+
+def _processes(module: str) -> Iterator[int]:
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if module.encode() in (folder / "cmdline").read_bytes().split(b"\0"):
+                yield int(folder.name)
+
+
+def _environ(pid: int) -> list[bytes]:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return []
+
+
+def content(lease: Attachment) -> dict[str, bytes]:
     """Every tensor's bytes as an engine finds them mapped."""
     found = {}
     for name in lease.manifest.tensors.name:
@@ -341,7 +397,7 @@ def content(lease: Lease) -> dict[str, bytes]:
     return found
 
 
-def _let_go(lease: Lease) -> None:
+def _let_go(lease: Attachment) -> None:
     lease.abandon()
     with suppress(BufferError):
         lease.arena.close()

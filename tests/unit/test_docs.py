@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 
-from preloadd.config import RunOptions, flag
+from preloadd.config.run import RunOptions, flag
 from preloadd.engine.options import Options
 from preloadd.errors import EXIT_STATUS, ErrorCode
 

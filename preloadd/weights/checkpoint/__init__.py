@@ -5,6 +5,7 @@ Nothing here needs torch or safetensors, because rank, loader and engine all ask
 
 from preloadd.weights.checkpoint.digest import content
 from preloadd.weights.checkpoint.folder import (
+    config_of,
     identities_of,
     read_config,
     weights_identities_of,
@@ -20,6 +21,7 @@ __all__ = [
     "ShardHeader",
     "StoredTensor",
     "TensorInfo",
+    "config_of",
     "content",
     "identify",
     "identities_of",

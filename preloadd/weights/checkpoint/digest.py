@@ -52,7 +52,8 @@ def content(
     """The digest of `checkpoint` as `<method>:<hex>`.
 
     Under `full`, digests of whole files are kept in `cache_dir` (None: nowhere), so that a file is
-    hashed once per host; `progress` is then told the bytes of every block, from this thread.
+    hashed once per host; `progress` is then told the bytes of every block, from this thread, and
+    of 0 bytes while another process hashes the file.
     ReadFailed names a file that cannot be read or that changed since `checkpoint` was opened.
     """
     if method is Digest.SAMPLED:
@@ -116,7 +117,10 @@ def _full(
     if cache_dir is None:
         return [_hash(shard, progress) for shard in shards]
     cache = DigestCache(cache_dir)
-    return [cache.recall(shard.identity, partial(_hash, shard, progress)) for shard in shards]
+    return [
+        cache.recall(shard.identity, partial(_hash, shard, progress), waiting=partial(progress, 0))
+        for shard in shards
+    ]
 
 
 def _hash(shard: ShardHeader, progress: Callable[[int], None]) -> bytes:

@@ -11,6 +11,7 @@ import fcntl
 import logging
 import os
 import stat
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -25,6 +26,7 @@ MAX_ENTRIES = 4096
 
 _DIGEST_NBYTES = 32
 _LOCK = "lock"
+_AGAIN_S = 0.1
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 log = logging.getLogger(__name__)
@@ -45,15 +47,22 @@ class DigestCache:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def recall(self, identity: FileIdentity, compute: Callable[[], bytes]) -> bytes:
+    def recall(
+        self,
+        identity: FileIdentity,
+        compute: Callable[[], bytes],
+        *,
+        waiting: Callable[[], None] = lambda: None,
+    ) -> bytes:
         """The digest of the file of `identity`: the kept one, else `compute()`, which is then kept.
 
-        Processes that want the same digest at the same time wait for one of them to compute it.
+        Processes that want the same digest at the same time wait for one of them to compute it, and
+        call `waiting` now and then meanwhile.
         """
         kept = self._read(identity)
         if kept is not None:
             return kept
-        with self._locked() as usable:
+        with self._locked(waiting) as usable:
             kept = self._read(identity) if usable else None
             if kept is not None:
                 return kept
@@ -81,16 +90,16 @@ class DigestCache:
         return entry.digest
 
     @contextmanager
-    def _locked(self) -> Iterator[bool]:
+    def _locked(self, waiting: Callable[[], None]) -> Iterator[bool]:
         """Hold the folder's lock; False, with a warning, where the folder cannot be used."""
-        lock = self._lock()
+        lock = self._lock(waiting)
         if lock is None:
             yield False
             return
         with lock:
             yield True
 
-    def _lock(self) -> OwnedFd | None:
+    def _lock(self, waiting: Callable[[], None]) -> OwnedFd | None:
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             if not _is_private(os.lstat(self._folder)):
@@ -102,7 +111,9 @@ class DigestCache:
                 return None
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
             with OwnedFd(os.open(self._folder / _LOCK, flags, 0o600)) as fd:
-                fcntl.flock(fd.fileno(), fcntl.LOCK_EX)
+                while not _taken(fd):
+                    waiting()
+                    time.sleep(_AGAIN_S)
                 return OwnedFd(fd.take())
         except OSError as error:
             log.warning("digests are not kept in %s: %s", self._folder, error.strerror)
@@ -129,6 +140,14 @@ class DigestCache:
         entries.sort(key=lambda entry: entry.stat(follow_symlinks=False).st_mtime_ns)
         for entry in entries[: len(entries) - MAX_ENTRIES]:
             os.unlink(entry.path)  # noqa: PTH108 - it has the path as text
+
+
+def _taken(fd: OwnedFd) -> bool:
+    try:
+        fcntl.flock(fd.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def cache_folder_of(environ: Mapping[str, str]) -> Path | None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -134,6 +135,17 @@ def read_document(path: Path) -> Document:
 def read_config(folder: Path) -> dict[str, Any]:
     """`config.json` of the checkpoint in `folder`, parsed; CheckpointError, ReadFailed."""
     return parse_config(read_document(folder / CONFIG))
+
+
+@contextmanager
+def config_of(folder: Path) -> Iterator[None]:
+    """Name the folder in faults of `config.json` that pure code finds without knowing it."""
+    try:
+        yield
+    except CheckpointError as fault:
+        if not str(fault).startswith(f"{CONFIG}:"):
+            raise
+        raise CheckpointError(f"{folder}/{fault}") from None
 
 
 def parse_config(document: Document) -> dict[str, Any]:

@@ -45,6 +45,8 @@ def test_a_foreign_name_is_no_lease(name):
     ("leases", "asker", "operator", "allowed"),
     [
         ([MINE], MINE.id, False, True),
+        ([OTHER], OTHER.id, False, False),
+        ([OTHER], OTHER.id, True, False),
         ([MINE, OTHER], MINE.id, False, False),
         ([MINE, OTHER], MINE.id, True, False),
         ([], None, True, True),
@@ -58,5 +60,5 @@ def test_only_the_sole_holder_or_an_operator_without_holders_may_release(
 ):
     refusal = may_release(leases, asker, operator=operator)
     assert (refusal is None) is allowed
-    if OTHER in leases and (asker is not None or operator):
+    if OTHER in leases and asker is MINE.id:
         assert "other (pid 11)" in refusal

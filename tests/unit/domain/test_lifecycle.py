@@ -7,6 +7,7 @@ from preloadd.domain.lifecycle import Event, State, advance
 WAYS = {
     (State.STARTING, Event.ADOPTED): State.SERVING,
     (State.STARTING, Event.LOAD_STARTED): State.LOADING,
+    (State.STARTING, Event.RELEASED): State.RELEASED,
     (State.LOADING, Event.LOADED): State.SERVING,
     (State.LOADING, Event.LOAD_FAILED): State.FAILED,
     (State.SERVING, Event.RELEASED): State.RELEASED,

@@ -90,3 +90,12 @@ def test_old_and_new_ways_to_write_rope_are_the_same():
 )
 def test_the_dtype_is_what_config_says_else_what_prevails(config, stored, dtype):
     assert stored_dtype(config, lambda: stored) == dtype
+
+
+def test_a_long_quantisation_config_is_told_by_its_digest():
+    layers = {f"model.layers.{n}.mlp": {"bits": 4} for n in range(500)}
+    long = key(CONFIG | {"quantization_config": {"quant_method": "awq", "layers": layers}})
+    assert long["quantization_config"].startswith("blake2b:")
+    layers["model.layers.7.mlp"]["bits"] = 8
+    other = key(CONFIG | {"quantization_config": {"quant_method": "awq", "layers": layers}})
+    assert [d.field for d in differences(long, other)] == ["quantization_config"]

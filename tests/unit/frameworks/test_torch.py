@@ -7,7 +7,7 @@ from preloadd.domain import dtypes
 from preloadd.domain.manifest import Manifest, Storages, Tensors, check
 from preloadd.domain.recipe import Recipe
 from preloadd.errors import UnsupportedModel
-from preloadd.frameworks.torch import DTYPES, host_chunk, views
+from preloadd.frameworks.torch import DTYPES, host_chunk, view, views
 
 
 def manifest(rows, storages, *, aliases=None, nbytes=8192):
@@ -59,6 +59,14 @@ def test_torch_has_every_dtype_of_safetensors_but_the_six_bit_ones():
 def test_a_dtype_that_torch_lacks_names_the_tensor():
     with pytest.raises(UnsupportedModel, match=r"blocks.w: torch .* has no dtype for F6_E2M3"):
         views(manifest([("blocks.w", 0, "F6_E2M3", (4,), None, 0, 0)], [(0, 0, 3)]), [chunk()])
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides"), [((2, 3), None), ((), None), ((2, 4), (4, 1))], ids=str
+)
+def test_half_a_pair_of_packed_values_is_refused_by_name(shape, strides):
+    with pytest.raises(UnsupportedModel, match="w: torch keeps F4 values in pairs"):
+        view(chunk(), 0, name="w", dtype="F4", shape=shape, strides=strides)
 
 
 @pytest.mark.parametrize("shape", [(0,), (3, 0), (0, 4)])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import anyio
 
-from preloadd.config import parse_run
+from preloadd.config.run import parse_run
 from preloadd.errors import PreloadError
 from preloadd.launcher.progress import complain, make_display
 from preloadd.launcher.start import Start
@@ -26,7 +26,7 @@ def main() -> int:
             parse_run(given),
             dict(os.environ),
             make_display(sys.stdout),
-            rank=lambda python, settings: [python, str(STAND_IN), folder, settings.instance],
+            rank=lambda settings: [sys.executable, str(STAND_IN), folder, settings.instance],
             fetch=lambda python: [python, f"{folder}/fetch.py"],
         )
         return anyio.run(start.run)

@@ -1,4 +1,5 @@
 import grp
+import json
 import os
 import resource
 import stat
@@ -8,9 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from preloadd.config import parse_run
-from preloadd.errors import ConfigError, InsecurePath
-from preloadd.launcher.checks import allow_many_files, find_python, prepare_socket_dir
+from preloadd.config.run import parse_run
+from preloadd.errors import ConfigError, InsecurePath, OutOfRoom
+from preloadd.launcher.checks import (
+    allow_many_files,
+    find_python,
+    prepare_socket_dir,
+    require_room,
+)
 
 
 def prepare(environ=None, **given: object) -> tuple[Path, bool]:
@@ -125,3 +131,21 @@ def test_limit_of_open_files_is_raised_as_far_as_allowed():
     )
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     assert done.stdout.strip() == str((hard, hard))
+
+
+def test_a_model_larger_than_the_memory_of_the_host_is_refused_before_anything_starts(tmp_path):
+    header = json.dumps(
+        {"w": {"dtype": "U8", "shape": [1 << 50], "data_offsets": [0, 1 << 50]}}
+    ).encode()
+    with (tmp_path / "model.safetensors").open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.truncate(8 + len(header) + (1 << 43))
+    (tmp_path / "config.json").write_text("{}")
+    # A file system may not take files of a petabyte: this one is damaged, and so not judged.
+    require_room(tmp_path, 1)
+    small = header.replace(str(1 << 50).encode(), str(1 << 43).encode())
+    with (tmp_path / "model.safetensors").open("wb") as file:
+        file.write(len(small).to_bytes(8, "little") + small)
+        file.truncate(8 + len(small) + (1 << 43))
+    with pytest.raises(OutOfRoom, match="need 8,796,093,022,208 bytes but"):
+        require_room(tmp_path, 1)

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import preloadd
-from preloadd.config import RunOptions, flag
+from preloadd.config.run import RunOptions, flag
 
 ROOT = Path(preloadd.__file__).parents[1]
 

@@ -192,5 +192,5 @@ def test_commands_are_those_of_the_packages():
         model=ModelSettings("/m", "m"),
         deadlines=Deadlines(),
     )
-    assert rank_command("/py", settings) == ["/py", "-m", "preloadd.rank", "CPU-3"]
+    assert rank_command(settings) == [sys.executable, "-m", "preloadd.rank", "CPU-3"]
     assert fetch_command("/py") == ["/py", "-m", "preloadd.loader", "fetch"]

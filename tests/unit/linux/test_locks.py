@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from preloadd.errors import AlreadyRunning
+from preloadd.linux import locks
 from preloadd.linux.locks import FILE_NAME, Lock
 
 HOLDING = """
@@ -113,3 +114,25 @@ def test_a_planted_link_is_not_followed(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="symbolic links"):
         Lock.take(tmp_path, "CPU-0")
     assert target.read_text() == "data"
+
+
+def test_the_holder_is_told_without_touching_the_lock(tmp_path):
+    path = tmp_path / FILE_NAME
+    assert locks.holder(path) is None
+    with Lock.take(tmp_path, "CPU-0"):
+        assert locks.holder(path) == os.getpid()
+    assert locks.holder(path) is None  # the number is still written there
+
+
+def test_a_lock_on_another_file_is_no_holder(tmp_path):
+    (tmp_path / "other").mkdir()
+    with Lock.take(tmp_path / "other", "CPU-0"):
+        (tmp_path / FILE_NAME).write_text(f"{os.getpid()}\n")
+        assert locks.holder(tmp_path / FILE_NAME) is None
+
+
+@pytest.mark.parametrize("content", [b"", b"x" * 100, b"\xff\n"])
+def test_a_file_that_names_nobody_has_no_holder(tmp_path, content):
+    (tmp_path / FILE_NAME).write_bytes(content)
+    assert locks.holder(tmp_path / FILE_NAME) is None
+    assert locks.holder(tmp_path / FILE_NAME / "below") is None

@@ -2,13 +2,32 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from preloadd.linux.logs import PriorityFormatter, configure, is_journal, priority
+from preloadd.errors import ConfigError
+from preloadd.linux import ancillary
+from preloadd.linux.logs import (
+    JournalHandler,
+    PriorityFormatter,
+    configure,
+    encode,
+    error_code,
+    is_journal,
+    priority,
+)
+from preloadd.linux.memfd import read_sealed
 
 log = logging.getLogger("preloadd.test")
+
+NOBODY = Path("/nonexistent/journal")
 
 
 @pytest.fixture
@@ -18,13 +37,72 @@ def root_logger() -> Iterator[logging.Logger]:
     # `configure` closes the handlers it replaces, and these are pytest's.
     root.handlers.clear()
     yield root
+    for handler in root.handlers:
+        handler.close()
     root.handlers[:] = handlers
     root.setLevel(level)
+
+
+class Journal:
+    """What listens in the journal's place, and reads as it does."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        self._socket.bind(str(path))
+
+    def entry(self) -> dict[str, str]:
+        """The next entry, which must be there."""
+        received = ancillary.receive(self._socket, 1 << 20)
+        if not received.fds:
+            return decode(received.data)
+        assert received.data == b""
+        (file,) = received.fds
+        with file:
+            return decode(read_sealed(file.fileno(), 1 << 24))
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+@pytest.fixture
+def journal(socket_dir: Path) -> Iterator[Journal]:
+    journal = Journal(socket_dir / "journal")
+    yield journal
+    journal.close()
+
+
+def decode(data: bytes) -> dict[str, str]:
+    """The fields of an entry, by the rules of systemd's page."""
+    fields = {}
+    while data:
+        line, _, data = data.partition(b"\n")
+        name, equals, value = line.partition(b"=")
+        if not equals:
+            size = int.from_bytes(data[:8], "little")
+            value, data = data[8 : 8 + size], data[8 + size :]
+            assert data[:1] == b"\n"
+            data = data[1:]
+        assert name.decode() not in fields
+        fields[name.decode()] = value.decode()
+    return fields
 
 
 def journal_of(fd: int) -> dict[str, str]:
     found = os.fstat(fd)
     return {"JOURNAL_STREAM": f"{found.st_dev}:{found.st_ino}"}
+
+
+@pytest.fixture
+def to_journal(
+    root_logger: logging.Logger, capfd: pytest.CaptureFixture[str], journal: Journal
+) -> Callable[..., None]:
+    """Configures this process as one whose standard error leads to `journal`."""
+
+    def configured(level: str = "INFO", path: Path = journal.path, **fields: str) -> None:
+        configure(level, journal_of(2), identifier="preloadd-rank", fields=fields, journal=path)
+
+    return configured
 
 
 @pytest.mark.parametrize(
@@ -50,13 +128,127 @@ def test_only_the_very_stream_counts_as_the_journal() -> None:
     os.close(writer)
 
 
-def test_the_journal_gets_priorities(
-    root_logger: logging.Logger, capfd: pytest.CaptureFixture[str]
-) -> None:
-    configure("INFO", journal_of(2))
-    log.warning("chunk %d", 3)
+def test_an_entry_is_one_line_a_field() -> None:
+    assert encode({"MESSAGE": "a=b", "PRIORITY": "6"}) == b"MESSAGE=a=b\nPRIORITY=6\n"
+
+
+def test_several_lines_are_told_with_their_length() -> None:
+    assert encode({"MESSAGE": "a\nb"}) == b"MESSAGE\n\x03\0\0\0\0\0\0\0a\nb\n"
+
+
+@given(st.dictionaries(st.from_regex(r"[A-Z]{1,9}", fullmatch=True), st.text(), max_size=5))
+def test_whatever_is_told_comes_back(fields: dict[str, str]) -> None:
+    assert decode(encode(fields)) == fields
+
+
+def test_half_a_surrogate_pair_does_not_lose_the_entry() -> None:
+    assert decode(encode({"MESSAGE": "x\ud800"})) == {"MESSAGE": r"x\ud800"}
+
+
+def test_the_journal_gets_fields(to_journal: Callable[..., None], journal: Journal) -> None:
+    to_journal(group="llama", instance="GPU-1.draft", gpu_uuid="GPU-1", empty="")
+    log.warning("chunk %d", 3, extra={"phase": "load"})
     log.debug("unseen")
+    entry = journal.entry()
+    assert int(entry.pop("CODE_LINE")) > 100
+    assert entry == {
+        "MESSAGE": "chunk 3",
+        "PRIORITY": "4",
+        "SYSLOG_IDENTIFIER": "preloadd-rank",
+        "LOGGER": "preloadd.test",
+        "CODE_FILE": __file__,
+        "CODE_FUNC": "test_the_journal_gets_fields",
+        "PRELOADD_GROUP": "llama",
+        "PRELOADD_INSTANCE": "GPU-1.draft",
+        "PRELOADD_GPU_UUID": "GPU-1",
+        "PRELOADD_PHASE": "load",
+    }
+    with pytest.raises(BlockingIOError):
+        journal.entry()
+
+
+def test_an_error_of_ours_is_told_with_its_code(
+    to_journal: Callable[..., None], journal: Journal
+) -> None:
+    to_journal()
+    log.error("%s", ConfigError("no such file"))
+    assert journal.entry()["PRELOADD_ERROR_CODE"] == "config"
+    with suppress(ConfigError):
+        fail()
+    entry = journal.entry()
+    assert entry["PRELOADD_ERROR_CODE"] == "config"
+    assert entry["MESSAGE"].startswith("it failed\nTraceback")
+    assert entry["MESSAGE"].endswith("ConfigError: wrong")
+
+
+def fail() -> None:
+    try:
+        raise_("wrong")
+    except ConfigError:
+        log.exception("it failed")
+        raise
+
+
+def raise_(text: str) -> None:
+    raise ConfigError(text)
+
+
+@pytest.mark.parametrize("args", [(), ("x", OSError(5, "x")), ({"a": 1},)])
+def test_other_errors_have_no_code(args: tuple[object, ...]) -> None:
+    assert error_code(logging.LogRecord("n", 40, "f", 1, "m", args, None)) == ""
+
+
+def test_an_entry_too_long_for_a_datagram_comes_in_a_memory_file(
+    to_journal: Callable[..., None], journal: Journal
+) -> None:
+    to_journal()
+    log.info("x" * (1 << 20))
+    assert journal.entry()["MESSAGE"] == "x" * (1 << 20)
+
+
+def test_while_the_journal_is_away_lines_go_to_standard_error(
+    to_journal: Callable[..., None], journal: Journal, capfd: pytest.CaptureFixture[str]
+) -> None:
+    to_journal(path=NOBODY)
+    log.warning("chunk %d", 3)
     assert capfd.readouterr().err == "<4>preloadd.test: chunk 3\n"
+
+
+def test_a_restarted_journal_is_found_again(
+    to_journal: Callable[..., None], journal: Journal, capfd: pytest.CaptureFixture[str]
+) -> None:
+    to_journal()
+    journal.close()
+    log.info("lost?")
+    assert "<6>preloadd.test: lost?" in capfd.readouterr().err
+    journal.path.unlink()
+    again = Journal(journal.path)
+    log.info("back")
+    assert again.entry()["MESSAGE"] == "back"
+    again.close()
+
+
+def test_a_journal_that_hangs_costs_a_moment_and_no_line(
+    root_logger: logging.Logger, journal: Journal, monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setattr("preloadd.linux.logs.SEND_TIMEOUT", 0.05)
+    handler = JournalHandler(journal.path, "x", {})
+    root_logger.addHandler(handler)
+    for n in range(1000):
+        log.error("line %d", n)
+        if f"line {n}" in capfd.readouterr().err:
+            break
+    else:
+        pytest.fail("the queue of the socket never filled up")
+
+
+def test_a_record_that_cannot_be_formatted_is_reported(
+    to_journal: Callable[..., None], capfd: pytest.CaptureFixture[str]
+) -> None:
+    to_journal()
+    log.info("%d", "no number")
+    assert "no number" in capfd.readouterr().err
 
 
 def test_a_person_gets_time_and_level(
@@ -69,6 +261,14 @@ def test_a_person_gets_time_and_level(
     assert line.startswith("20")
 
 
+def test_a_person_is_told_which_rank_speaks(
+    root_logger: logging.Logger, capfd: pytest.CaptureFixture[str]
+) -> None:
+    configure("INFO", {}, fields={"instance": "CPU-0%s", "group": "llama"})
+    log.info("seen")
+    assert capfd.readouterr().err.endswith(" INFO CPU-0%s preloadd.test: seen\n")
+
+
 def test_configuring_again_does_not_double_the_lines(
     root_logger: logging.Logger, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -76,3 +276,11 @@ def test_configuring_again_does_not_double_the_lines(
     configure("INFO", {})
     log.info("once")
     assert capfd.readouterr().err.count("once") == 1
+
+
+def test_configuring_again_closes_the_socket(to_journal: Callable[..., None]) -> None:
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(5):
+        to_journal()
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before + 1
+    assert sys.stderr is not None

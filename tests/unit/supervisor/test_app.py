@@ -1,6 +1,8 @@
 """The application is asked through httpx2's in-process transport: no server, no thread."""
 
 import json
+from dataclasses import replace
+from datetime import UTC, datetime
 
 import anyio
 import httpx2
@@ -8,7 +10,9 @@ import pytest
 
 from preloadd.domain.lifecycle import State
 from preloadd.supervisor.app import create_app
-from preloadd.supervisor.verdict import Engine, Snapshot
+from preloadd.supervisor.lookout import View
+from preloadd.supervisor.verdict import Contact, Engine, Snapshot
+from tests.unit.supervisor.given import GIB, HOSTILE
 
 SERVING = Snapshot(
     "CPU-0",
@@ -20,18 +24,29 @@ SERVING = Snapshot(
     engines=(Engine("vllm", 9, "zero_copy"),),
 )
 LOADING = Snapshot("CPU-1", State.LOADING, done=1, total=4)
+ABSENT = Snapshot("CPU-0", contact=Contact.ABSENT, problem="gone")
+PATHS = ["/healthz", "/livez", "/readyz", "/metrics", "/"]
+LISTS = ["/v1/groups", "/v1/ranks", "/v1/leases", "/v1/devices", "/v1/events"]
+
+
+def view(*snapshots: Snapshot) -> View:
+    return View(datetime.now(UTC), snapshots)
+
+
+def ask_of(seen: View, method: str, path: str, **more) -> httpx2.Response:
+    async def look() -> View:
+        return seen
+
+    async def once() -> httpx2.Response:
+        transport = httpx2.ASGITransport(app=create_app(look, host="node-7"))
+        async with httpx2.AsyncClient(transport=transport, base_url="http://health") as client:
+            return await client.request(method, path, **more)
+
+    return anyio.run(once)
 
 
 def ask(method: str, path: str, *snapshots: Snapshot) -> httpx2.Response:
-    async def look() -> tuple[Snapshot, ...]:
-        return snapshots
-
-    async def once() -> httpx2.Response:
-        transport = httpx2.ASGITransport(app=create_app(look))
-        async with httpx2.AsyncClient(transport=transport, base_url="http://health") as client:
-            return await client.request(method, path)
-
-    return anyio.run(once)
+    return ask_of(view(*snapshots), method, path)
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/readyz"])
@@ -50,18 +65,17 @@ def test_healthz_tells_everything_about_every_rank():
     assert (first["arena_bytes"], first["adopted"], first["lease_count"]) == (1 << 20, True, 1)
     assert first["engines"] == [{"client": "vllm", "pid": 9, "mode": "zero_copy"}]
     assert (second["state"], second["done"], second["total"]) == ("loading", 1, 4)
+    assert ask("GET", "/healthz", ABSENT).json()["ranks"][0]["state"] is None
 
 
 def test_readyz_tells_why_not():
     assert ask("GET", "/readyz", SERVING).json() == {"ready": True, "reasons": []}
-    assert ask("GET", "/readyz", Snapshot("CPU-0", problem="gone")).json() == {
-        "ready": False,
-        "reasons": ["CPU-0: gone"],
-    }
+    expected = {"ready": False, "reasons": ["CPU-0: gone"]}
+    assert ask("GET", "/readyz", ABSENT).json() == expected
 
 
-def test_livez_asks_no_rank():
-    async def look() -> tuple[Snapshot, ...]:
+def test_livez_looks_at_nobody():
+    async def look() -> View:
         raise AssertionError("livez must not look")
 
     async def once() -> httpx2.Response:
@@ -73,19 +87,94 @@ def test_livez_asks_no_rank():
     assert (response.status_code, response.json()) == (200, {"alive": True})
 
 
-@pytest.mark.parametrize("path", ["/healthz", "/livez", "/readyz"])
-def test_head_answers_without_a_problem_and_nothing_may_be_written(path):
+def test_groups_have_a_verdict_each(crowd):
+    good, hostile, gone = ask_of(crowd, "GET", "/v1/groups").json()["groups"]
+    assert (good["name"], good["healthy"], good["serving"]) == ("good", True, 1)
+    assert (good["lease_count"], good["arena_bytes"]) == (12, 8 * GIB)
+    assert (hostile["name"], hostile["healthy"], hostile["serving"]) == (HOSTILE, False, 0)
+    assert hostile["ranks"] == ["GPU-b.draft", "CPU-0"]
+    assert gone["reasons"][0].startswith("CPU-1 of gone: preloadd@CPU-1.service has failed")
+
+
+def test_ranks_are_told_with_their_condition_and_age(crowd):
+    told = {r["instance"]: r for r in ask_of(crowd, "GET", "/v1/ranks").json()["ranks"]}
+    conditions = [rank["condition"] for rank in told.values()]
+    assert conditions == ["serving", "loading", "stuck", "failed"]
+    assert told["CPU-0"]["age_seconds"] == 7.5
+    assert told["CPU-1"]["age_seconds"] is None
+    assert told["CPU-1"]["unit"]["restarts"] == 3
+
+
+def test_leases_are_told_with_their_ranks(crowd):
+    leases = ask_of(crowd, "GET", "/v1/leases").json()["leases"]
+    assert len(leases) == 12
+    assert leases[0] == {
+        "client": f"{HOSTILE}0",
+        "pid": 9,
+        "mode": "zero_copy",
+        "id": "0" * 16,
+        "generation": "a" * 32,
+        "group": "good",
+        "instance": "GPU-a",
+    }
+
+
+def test_devices_and_events(crowd):
+    devices = ask_of(crowd, "GET", "/v1/devices").json()["devices"]
+    assert [device["id"] for device in devices] == ["host", "GPU-a", "GPU-b"]
+    assert devices[1]["xids"] == {"79": 1, "94": 3}
+    (event,) = ask_of(crowd, "GET", "/v1/events").json()["events"]
+    assert datetime.fromisoformat(event["at"]) < crowd.at
+    assert event["text"] == HOSTILE
+
+
+def test_metrics_come_in_the_format_that_is_asked_for(crowd):
+    plain = ask_of(crowd, "GET", "/metrics")
+    assert plain.headers["content-type"].startswith("text/plain; version=")
+    accept = {"accept": "application/openmetrics-text; version=1.0.0"}
+    new = ask_of(crowd, "GET", "/metrics", headers=accept)
+    assert new.headers["content-type"].startswith("application/openmetrics-text")
+    assert new.text.endswith("# EOF\n")
+
+
+def test_the_page_is_protected_and_never_kept(crowd):
+    response = ask_of(crowd, "GET", "/")
+    assert response.headers["content-type"] == "text/html; charset=utf-8"
+    assert response.headers["cache-control"] == "no-store"
+    assert "default-src 'none'" in response.headers["content-security-policy"]
+    assert ask_of(crowd, "GET", "/").text != response.text, "a nonce must not be used twice"
+
+
+@pytest.mark.parametrize("path", PATHS + LISTS)
+def test_head_answers_and_nothing_may_be_written(path):
     assert ask("HEAD", path, SERVING).status_code == 200
     for method in ("POST", "PUT", "DELETE", "PATCH"):
         assert ask(method, path, SERVING).status_code == 405
 
 
-@pytest.mark.parametrize("path", ["/", "/docs", "/openapi.json", "/redoc"])
+@pytest.mark.parametrize("path", ["/docs", "/redoc", "/v1", "/v1/ranks/CPU-0"])
 def test_nothing_else_is_served(path):
     assert ask("GET", path, SERVING).status_code == 404
+
+
+def test_openapi_documents_every_address():
+    schema = ask("GET", "/openapi.json").json()
+    assert set(schema["paths"]) == {*LISTS, "/healthz", "/livez", "/readyz", "/metrics"}
+    for path, operations in schema["paths"].items():
+        assert list(operations) == ["get"]
+        assert operations["get"]["description"], path
+    properties = schema["components"]["schemas"]["RankTold"]["properties"]
+    assert "stuck" in properties["condition"]["enum"]
+    assert "http://" not in json.dumps(schema)
+    assert "https://" not in json.dumps(schema)
 
 
 def test_bodies_are_json():
     response = ask("GET", "/healthz", SERVING)
     assert response.headers["content-type"] == "application/json"
     assert json.loads(response.content)["healthy"] is True
+
+
+def test_a_stuck_rank_is_never_healthy():
+    stuck = replace(SERVING, contact=Contact.STUCK, state=None)
+    assert ask("GET", "/healthz", stuck).status_code == 503

@@ -1,5 +1,7 @@
 """The supervisor as a process: serves on a socket it is given or opens, and stops when told to."""
 
+from __future__ import annotations
+
 import json
 import os
 import signal
@@ -9,16 +11,24 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
+import anyio
+import anyio.to_thread
 import pytest
 
 import preloadd
-from preloadd.linux.process import spawn
+from preloadd.linux.notify import NotifySocket
+from preloadd.linux.process import Child, spawn
 
 ROOT = Path(preloadd.__file__).parents[1]
 ENVIRON = {**os.environ, "PYTHONPATH": str(ROOT)}
 COMMAND = [sys.executable, "-m", "preloadd.supervisor"]
+PATIENCE_S = 20.0
+
+Serve = Callable[..., tuple[Child, str]]
 
 
 def get(url: str) -> tuple[int, dict]:
@@ -30,24 +40,39 @@ def get(url: str) -> tuple[int, dict]:
             return error.code, json.loads(error.read())
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*COMMAND, *arguments], env=ENVIRON, capture_output=True, text=True, timeout=20
+        [*COMMAND, *arguments],
+        env={**ENVIRON, **environ},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
     )
 
 
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    """Starts a supervisor on a socket that it inherits, with more arguments and environment."""
+    with ExitStack() as owned:
+
+        def start(*arguments: str, **environ: str) -> tuple[Child, str]:
+            listener = owned.enter_context(socket.create_server(("127.0.0.1", 0)))
+            command = [*COMMAND, *arguments, "--listen-fd", "http"]
+            passed = [("http", listener.fileno())]
+            child = spawn(command, fds=passed, environ={**ENVIRON, **environ})
+            owned.enter_context(child)
+            return child, f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+        yield start
+
+
 @pytest.mark.slow
-def test_serves_on_the_inherited_socket_until_sigterm(socket_dir):
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-        command = [*COMMAND, "--socket-dir", str(socket_dir), "--instance", "CPU-0"]
-        with spawn(
-            [*command, "--listen-fd", "http"], fds=[("http", listener.fileno())], environ=ENVIRON
-        ) as child:
-            assert get(f"http://127.0.0.1:{port}/livez") == (200, {"alive": True})
-            status, body = get(f"http://127.0.0.1:{port}/healthz")
-            child.signal(signal.SIGTERM)
-            assert child.wait(10) == 128 + signal.SIGTERM
+def test_serves_on_the_inherited_socket_until_sigterm(serve, socket_dir):
+    child, url = serve("--socket-dir", str(socket_dir), "--instance", "CPU-0")
+    assert get(f"{url}/livez") == (200, {"alive": True})
+    status, body = get(f"{url}/healthz")
+    child.signal(signal.SIGTERM)
+    assert child.wait(10) == 128 + signal.SIGTERM
     assert status == 503
     assert body["ranks"][0]["instance"] == "CPU-0"
     assert str(socket_dir) in body["reasons"][0]
@@ -70,6 +95,68 @@ def test_opens_a_socket_of_its_own(socket_dir):
         assert child.wait(10) in (0, 128 + signal.SIGINT)
 
 
+@pytest.mark.slow
+def test_the_configuration_says_what_to_watch(serve, socket_dir, tmp_path):
+    (tmp_path / "groups.d").mkdir()
+    (tmp_path / "preloadd.toml").write_text(f'socket_dir = "{socket_dir}"\n')
+    group = 'model = "/srv/m"\ngpus = ["CPU-0", "CPU-1"]\n[parallel]\ntensor_parallel_size = 2\n'
+    (tmp_path / "groups.d/llama.toml").write_text(group)
+    _, url = serve(PRELOADD_CONFIG_DIR=str(tmp_path))
+    status, body = get(f"{url}/healthz")
+    assert status == 503
+    assert [group["name"] for group in body["groups"]] == ["llama"]
+    assert body["reasons"][1].startswith("CPU-1 of llama: ")
+
+
+@pytest.mark.slow
+def test_the_service_manager_is_told(serve, socket_dir):
+    with NotifySocket(socket_dir / "notify") as manager:
+        child, _ = serve(
+            *("--socket-dir", str(socket_dir), "--instance", "CPU-0"),
+            NOTIFY_SOCKET=str(manager.path),
+            WATCHDOG_USEC="200000",
+        )
+        told: dict[str, str] = {}
+        until = time.monotonic() + PATIENCE_S
+        while not {"READY", "STATUS", "WATCHDOG"} <= set(told) and time.monotonic() < until:
+            message = manager.receive()
+            if message is None:
+                time.sleep(0.01)
+            else:
+                assert message.pid == child.pid
+                told |= message.fields
+    assert told["READY"] == told["WATCHDOG"] == "1"
+    assert told["STATUS"].startswith("CPU-0: ")
+
+
+@pytest.mark.slow
+def test_a_stuck_rank_delays_no_probe(serve, ranks):
+    """The short version of bench/healthz.py."""
+    _, url = serve("--socket-dir", str(ranks.socket_dir))
+
+    def probe() -> tuple[list[str], int]:
+        deadline = time.monotonic() + PATIENCE_S
+        conditions: list[str] = []
+        while "stuck" not in conditions and time.monotonic() < deadline:
+            conditions = [rank["condition"] for rank in get(f"{url}/healthz")[1]["ranks"]]
+        before = ranks.asked["CPU-1"]
+        assert [get(f"{url}/healthz")[0] for _ in range(200)] == [503] * 200
+        return conditions, ranks.asked["CPU-1"] - before
+
+    async def main() -> tuple[list[str], int]:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ranks.serve, answering, "CPU-1")
+            try:
+                return await anyio.to_thread.run_sync(probe)
+            finally:
+                tasks.cancel_scope.cancel()
+
+    with ranks.listen("CPU-0"), ranks.listen("CPU-1") as answering:
+        conditions, asked = anyio.run(main)
+    assert conditions == ["stuck", "serving"]
+    assert asked < 50, "probes must not reach the ranks"
+
+
 def test_taken_port_is_said(socket_dir):
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = str(other.getsockname()[1])
@@ -88,3 +175,12 @@ def test_wrong_instance_is_said(socket_dir):
     done = run("--socket-dir", str(socket_dir), "--instance", "TPU:0")
     assert done.returncode == 78
     assert "TPU:0" in done.stderr
+
+
+def test_broken_configuration_is_said(tmp_path):
+    (tmp_path / "preloadd.toml").write_text("[supervisor]\nport = 0\ntypo = 1\n")
+    done = run(PRELOADD_CONFIG_DIR=str(tmp_path))
+    assert done.returncode == 78
+    assert "supervisor.port" in done.stderr
+    assert "supervisor.typo" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,110 +1,126 @@
-import anyio
 import pytest
 
 from preloadd.domain.ids import Instance
 from preloadd.domain.leases import Mode
 from preloadd.domain.lifecycle import State
 from preloadd.protocol.messages import LeaseTold
-from preloadd.supervisor import snapshots
-from preloadd.supervisor.snapshots import Lookout
-from preloadd.supervisor.verdict import Engine, Snapshot
+from preloadd.supervisor.roster import Expected
+from preloadd.supervisor.snapshots import Record, from_told
+from preloadd.supervisor.verdict import Contact, Engine, Snapshot, Unit
+from tests.unit.supervisor.given import told
+
+CPU_0 = Expected(Instance.parse("CPU-0"))
 
 
-def look(ranks, told: dict[str, dict | None], *, timeout=5.0, times=1) -> list[Snapshot]:
-    """The last of several looks at ranks that tell `told`; None listens and keeps silent."""
-
-    async def main() -> list[Snapshot]:
-        lookout = Lookout(
-            ranks.socket_dir, [Instance.parse(name) for name in told], timeout=timeout
-        )
-        async with anyio.create_task_group() as tasks:
-            listeners = {}
-            for name, fields in told.items():
-                if fields == {"absent": True}:
-                    continue
-                listeners[name] = ranks.listen(name)
-                if fields is not None:
-                    tasks.start_soon(lambda n=name, f=fields: ranks.serve(listeners[n], n, **f))
-            seen: list[Snapshot] = []
-            for _ in range(times):
-                seen = list(await lookout.look())
-            tasks.cancel_scope.cancel()
-        for listener in listeners.values():
-            listener.close()
-        return seen
-
-    return anyio.run(main)
+@pytest.fixture
+def record() -> Record:
+    """Of a rank that has answered at 10 s after 0.5 s."""
+    record = Record(CPU_0)
+    record.asked(now=9.5)
+    answer = told("CPU-0", pid=7, arena_bytes=5, uptime_s=100.0)
+    record.answered(answer, now=10.0, wall=1_000.0)
+    return record
 
 
-def test_what_a_rank_tells_becomes_its_snapshot(ranks):
+def test_what_a_rank_tells_becomes_its_snapshot():
     lease = LeaseTold(id="0" * 16, client="vllm", pid=9, mode=Mode.ZERO_COPY, generation="a" * 32)
-    (seen,) = look(
-        ranks,
-        {
-            "CPU-0": {
-                "state": State.LOADING,
-                "detail": "reading",
-                "model": "tiny",
-                "done": 3,
-                "total": 4,
-                "arena_bytes": 5,
-                "adopted": True,
-                "generation": "a" * 32,
-                "leases": (lease,),
-                "lease_count": 1,
-            }
-        },
+    answer = told(
+        "CPU-0",
+        state=State.LOADING,
+        detail="reading",
+        pid=7,
+        model="tiny",
+        done=3,
+        total=4,
+        arena_bytes=5,
+        tensor_bytes=4,
+        tensors=2,
+        chunks=1,
+        adopted=True,
+        generation="a" * 32,
+        leases=(lease,),
+        lease_count=1,
+        counters={"loads": 2, "bytes_read": 9},
     )
-    assert seen.pid > 0
-    assert seen == Snapshot(
+    assert from_told(CPU_0, answer) == Snapshot(
         "CPU-0",
         State.LOADING,
+        group="g",
+        device="CPU-0",
+        role="target",
         detail="reading",
-        pid=seen.pid,
+        pid=7,
+        version="0",
         model="tiny",
         generation="a" * 32,
         adopted=True,
+        tensors=2,
+        tensor_bytes=4,
         arena_bytes=5,
+        chunks=1,
         done=3,
         total=4,
+        loads=2,
+        bytes_read=9,
         lease_count=1,
-        engines=(Engine("vllm", 9, "zero_copy"),),
+        engines=(Engine("vllm", 9, "zero_copy", "0" * 16, "a" * 32),),
     )
 
 
-def test_ranks_come_in_the_order_asked_for(ranks):
-    seen = look(ranks, {f"CPU-{n}": {} for n in (2, 0, 1)})
-    assert [snapshot.instance for snapshot in seen] == ["CPU-2", "CPU-0", "CPU-1"]
-    assert all(snapshot.state is State.SERVING for snapshot in seen)
+def test_an_answer_in_anothers_name_is_a_problem():
+    snapshot = from_told(CPU_0, told("CPU-7"))
+    assert snapshot.contact is Contact.FAULTY
+    assert snapshot.problem == "its socket answers as CPU-7"
 
 
-def test_stuck_ranks_are_told_as_stuck_and_delay_nobody(ranks):
-    async def timed() -> float:
-        return anyio.current_time()
-
-    before = anyio.run(timed)
-    told = {"CPU-0": None, "CPU-1": {}, "CPU-2": None, "CPU-3": None}
-    seen = look(ranks, told, timeout=0.3)
-    assert anyio.run(timed) - before < 0.9
-    assert seen[1].state is State.SERVING
-    for stuck in (seen[0], seen[2], seen[3]):
-        assert stuck.state is None
-        assert "within 0.3 s" in stuck.problem
+def test_an_answer_for_another_group_than_configured_is_a_problem():
+    snapshot = from_told(Expected(CPU_0.instance, "llama"), told("CPU-0", group="qwen"))
+    assert snapshot.contact is Contact.FAULTY
+    for word in ("qwen", "llama", "restart the group"):
+        assert word in snapshot.problem
+    assert snapshot.group == "llama"
 
 
-def test_absent_rank_is_told_with_its_socket(ranks):
-    (seen,) = look(ranks, {"CPU-0": {"absent": True}})
-    assert seen.state is None
-    assert str(ranks.socket_dir / "CPU-0" / "rank.sock") in seen.problem
+def test_before_the_first_answer_it_is_said_so():
+    snapshot = Record(Expected(CPU_0.instance, "llama")).snapshot(now=0.0)
+    assert (snapshot.contact, snapshot.group) == (Contact.ABSENT, "llama")
+    assert snapshot.problem == "not asked yet"
+    assert snapshot.age_s is None
 
 
-def test_rank_that_answers_in_anothers_name_is_a_problem(ranks):
-    (seen,) = look(ranks, {"CPU-0": {"instance": "CPU-7"}})
-    assert seen.problem == "its socket answers as CPU-7"
+def test_an_answer_ages(record):
+    snapshot = record.snapshot(now=12.0)
+    assert (snapshot.age_s, snapshot.ask_s, snapshot.silent_s) == (2.0, 0.5, 0.0)
+    assert snapshot.started_at == 900.0
 
 
-@pytest.mark.parametrize(("fresh_for", "asked"), [(60.0, 1), (0.0, 5)])
-def test_many_looks_cost_a_rank_one_question(ranks, monkeypatch, fresh_for, asked):
-    monkeypatch.setattr(snapshots, "FRESH_FOR", fresh_for)
-    look(ranks, {"CPU-0": {}}, times=5)
-    assert ranks.asked == {"CPU-0": asked}
+def test_the_start_does_not_jitter_with_every_answer(record):
+    record.answered(told("CPU-0", pid=7, uptime_s=101.001), now=11.0, wall=1_001.0)
+    assert record.snapshot(now=11.0).started_at == 900.0
+    record.answered(told("CPU-0", pid=8, uptime_s=1.0), now=12.0, wall=1_002.0)
+    assert record.snapshot(now=12.0).started_at == 1_001.0
+
+
+def test_a_stuck_rank_keeps_what_it_told_but_does_not_serve(record):
+    record.asked(now=11.0)
+    record.silent()
+    snapshot = record.snapshot(now=14.0)
+    assert (snapshot.contact, snapshot.state) == (Contact.STUCK, None)
+    assert (snapshot.arena_bytes, snapshot.age_s, snapshot.silent_s) == (5, 4.0, 3.0)
+    record.answered(told("CPU-0"), now=15.0, wall=1_005.0)
+    assert record.snapshot(now=15.0).state is State.SERVING
+    assert record.snapshot(now=15.0).ask_s == 4.0
+
+
+def test_of_a_lost_rank_only_the_group_is_remembered(record):
+    record.lost(Contact.ABSENT, "no socket")
+    snapshot = record.snapshot(now=14.0)
+    assert (snapshot.contact, snapshot.problem, snapshot.group) == (
+        Contact.ABSENT, "no socket", "g",
+    )  # fmt: skip
+    assert (snapshot.pid, snapshot.arena_bytes, snapshot.age_s) == (0, 0, None)
+
+
+def test_the_unit_comes_along(record):
+    unit = Unit("u", "active")
+    assert record.snapshot(now=10.0, unit=unit).unit is unit

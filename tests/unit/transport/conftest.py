@@ -1,13 +1,11 @@
-"""Both ends of real sockets, and limits of this process that come back after the test."""
+"""Both ends of real sockets, and a process that is nobody in particular or near its limits."""
 
 from __future__ import annotations
 
 import os
-import resource
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from pathlib import Path
+from contextlib import AbstractContextManager, contextmanager
 
 import pytest
 
@@ -36,25 +34,6 @@ def fds() -> Iterator[list[OwnedFd]]:
     yield files
     for file in files:
         file.close()
-
-
-@pytest.fixture
-def descriptors_left() -> Callable[[int], AbstractContextManager[None]]:
-    """A context in which this process may open so many descriptors more, and then none."""
-    return _descriptors_left
-
-
-@contextmanager
-def _descriptors_left(more: int) -> Iterator[None]:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    highest = max(int(fd.name) for fd in Path("/proc/self/fd").iterdir())
-    with ExitStack() as undo:
-        while (fd := os.dup(2)) <= highest:  # the numbers in use may have gaps
-            undo.callback(os.close, fd)
-        os.close(fd)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (fd + more, hard))
-        undo.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
-        yield
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import threading
@@ -224,3 +225,20 @@ def test_who_comes_second_waits_and_computes_nothing(cache: DigestCache) -> None
 )
 def test_the_folder_is_the_services_else_the_users(environ, folder):
     assert cache_folder_of(environ) == (Path(folder) if folder else None)
+
+
+def test_who_waits_for_another_process_shows_signs_of_life(tmp_path):
+    cache = DigestCache(tmp_path / "digests")
+    identity = FileIdentity(1, 2, 3, 4, 5)
+    cache.recall(FileIdentity(9, 9, 9, 9, 9), lambda: b"x" * 32)
+    with (tmp_path / "digests" / "lock").open("r+") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        signs = []
+
+        def waiting():
+            signs.append(1)
+            if len(signs) == 3:
+                fcntl.flock(lock, fcntl.LOCK_UN)
+
+        assert cache.recall(identity, lambda: b"d" * 32, waiting=waiting) == b"d" * 32
+    assert len(signs) == 3

@@ -1,4 +1,4 @@
-"""What `preloadd run` can be told, validated once and whole, and made into each rank's settings.
+"""What `preloadd run` can be told, validated and made into the settings of each rank.
 
 Nothing deeper sees an unchecked value. The names of fields are the names of flags.
 """
@@ -17,11 +17,11 @@ from pydantic import (
     Field,
     StringConstraints,
     ValidationError,
-    field_validator,
     model_validator,
 )
 from pydantic_core import ErrorDetails
 
+from preloadd.config.strict import MAX_RANKS, ChunkBytes, LogLevel, Size
 from preloadd.domain.ids import DeviceId, Instance
 from preloadd.domain.placement import ExpertPlacement, Parallel, place
 from preloadd.domain.settings import (
@@ -34,15 +34,7 @@ from preloadd.domain.settings import (
 )
 from preloadd.errors import ConfigError
 
-MIN_CHUNK = 1 << 16
-MAX_CHUNK = 1 << 38
-PAGE = 4096
-MAX_RANKS = 1024
-
-LogLevel = Literal["debug", "info", "warning", "error"]
-
 _Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
-_Size = Annotated[int, Field(ge=1, le=MAX_RANKS)]
 
 
 def _absolute(value: object) -> object:
@@ -50,23 +42,19 @@ def _absolute(value: object) -> object:
     return Path(value).expanduser().absolute() if isinstance(value, str) and value else value
 
 
-class Strict(BaseModel):
-    """A model that refuses what it does not know and never changes."""
+class RunOptions(BaseModel):
+    """The flags of `preloadd run`, which arrive as text. Sizes are bytes."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class RunOptions(Strict):
-    """The flags of `preloadd run`. Sizes are bytes."""
 
     model: _Text
     revision: str = ""
     builder: Builder = Builder.NATIVE
     memory: Literal["auto", "host"] = "host"
     digest: Digest = Digest.SAMPLED
-    chunk_bytes: Annotated[ByteSize, Field(ge=MIN_CHUNK, le=MAX_CHUNK)] = ByteSize(1 << 30)
-    tensor_parallel_size: _Size = 1
-    pipeline_parallel_size: _Size = 1
+    chunk_bytes: ChunkBytes = ByteSize(1 << 30)
+    tensor_parallel_size: Size = 1
+    pipeline_parallel_size: Size = 1
     enable_expert_parallel: bool = False
     expert_placement_strategy: ExpertPlacement = ExpertPlacement.LINEAR
     weight_cache_socket_dir: Annotated[Path | None, BeforeValidator(_absolute)] = None
@@ -77,12 +65,6 @@ class RunOptions(Strict):
     restart_ranks: bool = False
     python: str = ""
     log_level: LogLevel = "info"
-
-    @field_validator("chunk_bytes")
-    @classmethod
-    def _whole_pages(cls, value: ByteSize) -> ByteSize:
-        """Rounded down, so that 1GB, which is no multiple of a page, may be written."""
-        return ByteSize(value - value % PAGE)
 
     @model_validator(mode="after")
     def _placeable(self) -> Self:
@@ -133,11 +115,12 @@ def flag(name: str) -> str:
 
 
 def rank_settings(
-    options: RunOptions, *, model: Path, socket_dir: Path, derived: bool
+    options: RunOptions, *, model: Path, socket_dir: Path, derived: bool, python: str = ""
 ) -> tuple[RankSettings, ...]:
     """The settings of every rank of the group, in the order of ranks.
 
-    `model` is the local folder that `options.model` was resolved to.
+    `model` is the local folder that `options.model` was resolved to, `python` the loaders'
+    interpreter ('' for that of the ranks).
     """
     group = _group_name(options.model, model)
     return tuple(
@@ -148,7 +131,9 @@ def rank_settings(
             derived=derived,
             model=_model_settings(options, model, rank),
             access=options.access,
+            peers=tuple(str(peer) for peer in options.instances if peer != instance),
             log_level=options.log_level,
+            python=python,
         )
         for rank, instance in enumerate(options.instances)
     )

@@ -3,7 +3,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from preloadd.config import RunOptions, flag, parse_run, rank_settings
+from preloadd.config.run import RunOptions, flag, parse_run, rank_settings
 from preloadd.domain.placement import ExpertPlacement
 from preloadd.domain.settings import Digest, Memory, RankSettings
 from preloadd.errors import ConfigError

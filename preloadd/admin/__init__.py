@@ -1,0 +1,1 @@
+"""`preloadd admin`: configuration, doctor and tokens, for whoever runs the host."""

@@ -1,0 +1,151 @@
+"""Whether the configuration can work on this machine: what `config check` sees besides files."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from preloadd.admin.service import Service, service
+from preloadd.admin.world import World
+from preloadd.config.files import HOST_FILE, Fault
+from preloadd.config.group import Group
+from preloadd.config.host import HostSettings, Survey
+from preloadd.errors import ConfigError, ModelNotFound, PreloadError
+from preloadd.linux import peers, seqpacket
+from preloadd.weights.checkpoint import identities_of, locate
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A group's model as it lies on the disk. `nbytes` are those of its weights' files."""
+
+    group: str
+    folder: str
+    nbytes: int
+    instances: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All that is wrong, what could not be seen as it should be, and the models that are there."""
+
+    faults: tuple[Fault, ...]
+    notes: tuple[str, ...]
+    models: tuple[Model, ...]
+
+
+def check(found: Survey, world: World) -> Report:
+    """Look at the files, and at what they name on this machine as far as they can be understood."""
+    faults, notes = list(found.faults), []
+    host = found.host or HostSettings()
+    origin = str(found.folder / HOST_FILE)
+    trial = service(host.daemon_user, world.service_environ(host.daemon_user))
+    if found.host is not None:
+        faults += _host_faults(host, found)
+    if trial.stands_in and os.geteuid() != 0:
+        notes.append(
+            f"what {host.daemon_user} can read and run was tried as another user: run this as root"
+        )
+    models = []
+    for file in found.groups:
+        if file.group is not None:
+            model, wrong = _look_at(file.group, str(file.path), trial, world)
+            models += [model] if model else []
+            faults += [*wrong, *_socket_faults(host, file.group, origin)]
+    return Report(tuple(faults), tuple(notes), tuple(models))
+
+
+def _host_faults(host: HostSettings, found: Survey) -> Iterator[Fault]:
+    def fault(key: str, text: str) -> Fault:
+        return Fault(found.layers.origin([key]) or str(found.folder / HOST_FILE), key, text)
+
+    try:
+        owner = pwd.getpwnam(host.daemon_user).pw_uid
+    except KeyError:
+        owner = None
+        yield fault(
+            "daemon_user",
+            f"there is no user {host.daemon_user!r} on this host (run `systemd-sysusers`, or name "
+            "another)",
+        )
+    trusted = {0} if owner is None else {0, owner}
+    for key, path in (("socket_dir", host.socket_dir), ("state_dir", host.state_dir)):
+        if why := _unfit(Path(path), trusted):
+            yield fault(key, why)
+
+
+def _unfit(path: Path, trusted: set[int]) -> str:
+    """Why daemons could not keep things in `path`; a folder that is not there yet can be made."""
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        if path.parent.is_dir():
+            return ""
+        return f"{path}: its parent is not there (create {path.parent}, or choose another folder)"
+    except OSError as error:
+        return f"{path}: {error.strerror} (run this as root)"
+    mode = stat.S_IMODE(found.st_mode)
+    if not stat.S_ISDIR(found.st_mode):
+        return f"{path} is no folder, or a link to one (give the folder itself)"
+    if found.st_uid not in trusted:
+        return f"{path} belongs to user {found.st_uid} (give it to root or to daemon_user)"
+    if mode & 0o022 and not mode & stat.S_ISVTX:
+        return f"{path} is writable for group or others, mode {mode:04o} (`chmod go-w {path}`)"
+    return ""
+
+
+def _look_at(
+    group: Group, file: str, trial: Service, world: World
+) -> tuple[Model | None, list[Fault]]:
+    """The group's model, and what of the group does not work here."""
+    faults = [Fault(file, "access", f"{error}") for error in _access_faults(group)]
+    python, key = group.python or world.python(), "python"
+    if shutil.which(python) is None:
+        faults.append(
+            Fault(file, key, f"{python}: no executable file (install it, or name another)")
+        )
+        return None, faults
+    if why := trial.cannot_load(python):
+        faults.append(
+            Fault(file, key, f"{python} cannot run a loader: {why} (install what is missing there)")
+        )
+    try:
+        folder = locate(group.model, group.revision, environ=trial.environ)
+    except ModelNotFound as error:
+        return None, [*faults, Fault(file, "model", str(error))]
+    if why := trial.cannot_read(folder, python):
+        who = "this user" if trial.stands_in else trial.user
+        text = f"{who} cannot read it: {why} (open it: chmod, chown or setfacl)"
+        return None, [*faults, Fault(file, "model", text)]
+    try:
+        nbytes = sum(file.size for file in identities_of(folder))
+    except PreloadError as error:
+        return None, [*faults, Fault(file, "model", str(error))]
+    instances = tuple(map(str, group.instances))
+    return Model(group.name, str(folder), nbytes, instances), faults
+
+
+def _access_faults(group: Group) -> Iterator[ConfigError]:
+    for look_up, names in (
+        (peers.group_id, group.access.groups),
+        (peers.user_id, group.access.users),
+    ):
+        for name in names:
+            try:
+                look_up(name)
+            except ConfigError as error:
+                yield error
+
+
+def _socket_faults(host: HostSettings, group: Group, origin: str) -> Iterator[Fault]:
+    for instance in group.instances:
+        try:
+            seqpacket.check_length(Path(host.socket_dir, str(instance), instance.socket_name))
+        except PreloadError as error:
+            yield Fault(origin, "socket_dir", str(error))
+            return

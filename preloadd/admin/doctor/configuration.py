@@ -1,0 +1,104 @@
+"""What is configured, as far as doctor itself can read it, and the verdict of `config check`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from preloadd.admin.doctor.interpreter import run
+from preloadd.admin.findings import Finding, fault, note, ok, warning
+from preloadd.admin.world import World
+from preloadd.config.files import Layers, group_files, host_files, read_all
+from preloadd.linux.room import room
+
+
+@dataclass(frozen=True, slots=True)
+class Raw:
+    """The few settings that doctor needs itself, defaults where the files say nothing usable."""
+
+    socket_dir: str = "/run/preloadd"
+    state_dir: str = "/var/lib/preloadd"
+    daemon_user: str = "preloadd"
+    host: str = "127.0.0.1"
+    port: int = 9470
+    instances: tuple[str, ...] = ()
+
+
+def read(world: World) -> Raw:
+    """What can be read of the files; faults in them are told by `examine`."""
+    layers = Layers()
+    for document in read_all(host_files(world.config_dir))[0]:
+        layers.lay(str(document.path), document.table)
+    environ = world.daemon_environ()
+    found: dict[str, Any] = {}
+    for name in ("socket_dir", "state_dir", "daemon_user"):
+        value = environ.get(f"PRELOADD_{name.upper()}") or layers.values.get(name)
+        if isinstance(value, str) and value:
+            found[name] = value
+    supervisor = layers.values.get("supervisor")
+    if isinstance(supervisor, dict):
+        given = {"host": str, "port": int}
+        found |= {k: v for k, kind in given.items() if type(v := supervisor.get(k)) is kind}
+    return Raw(**found, instances=tuple(_instances(world)))
+
+
+def examine(world: World, *, interpreter_works: bool) -> Iterator[Finding]:
+    """The verdict of `config check`, by the daemons' interpreter, and whether the models fit."""
+    if not interpreter_works:
+        yield note("configuration", "not checked: see the interpreter above")
+        return
+    command = [world.python(), "-m", "preloadd.admin", "config", "check", "--json"]
+    said, why = run(command, world.environ)
+    try:
+        told = json.loads(said)
+        faults, notes, models = told["faults"], told["notes"], told["models"]
+    except (ValueError, KeyError, TypeError):
+        yield fault(
+            "configuration", f"could not be checked: {why}", "run `preloadd admin config check`"
+        )
+        return
+    for one in faults:
+        place = f"{one['origin']}: {one['key']}" if one["key"] else one["origin"]
+        what, remedy = _parted(one["text"])
+        yield fault("configuration", f"{place}: {what}", remedy)
+    for text in notes:
+        yield note("configuration", text)
+    if not faults:
+        yield ok("configuration", f"{world.config_dir} is valid: {len(models)} groups")
+    if not models and not faults:
+        yield note(
+            "configuration", "no group is configured", f"add one to {world.config_dir}/groups.d"
+        )
+    yield from _memory(models, world)
+
+
+def _memory(models: list[dict[str, Any]], world: World) -> Iterator[Finding]:
+    """Whether what is not resident yet will fit. Weights of running ranks are in use already."""
+    running = {path.parent.name for path, _ in world.running()}
+    waiting = [model for model in models if not running & set(model["instances"])]
+    wanted = sum(model["nbytes"] for model in waiting)
+    if not waiting:
+        return
+    free, limit = room(world.root)
+    names = ", ".join(model["group"] for model in waiting)
+    text = f"{names} need {wanted:,} bytes; {limit} leaves {free:,}"
+    if wanted > free:
+        yield warning("memory", text, "free memory, raise the limit, or configure smaller models")
+    else:
+        yield ok("memory", text)
+
+
+def _instances(world: World) -> Iterator[str]:
+    for document in read_all(group_files(world.config_dir))[0]:
+        gpus = document.table.get("gpus")
+        yield from (gpu for gpu in gpus if isinstance(gpu, str)) if isinstance(gpus, list) else ()
+
+
+def _parted(text: str) -> tuple[str, str]:
+    """What is wrong and, as far as it stands in brackets at the end, the remedy."""
+    what, bracket, remedy = text.rpartition(" (")
+    if bracket and remedy.endswith(")"):
+        return what, remedy[:-1]
+    return text, "correct the file"

@@ -1,0 +1,49 @@
+"""The NVIDIA driver, asked through its files and its own tool; nothing of CUDA is loaded."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+
+from preloadd.admin.doctor.interpreter import run
+from preloadd.admin.findings import Finding, note, ok, warning
+from preloadd.admin.world import World
+
+_QUERY = ["--query-gpu=uuid,persistence_mode", "--format=csv,noheader"]
+
+
+def examine(world: World) -> Iterator[Finding]:
+    """Whether there is a driver, and whether it keeps what no process uses."""
+    try:
+        text = (world.root / "proc/driver/nvidia/version").read_text()
+    except OSError:
+        yield note("gpu", "no NVIDIA driver: weights can live in host memory only")
+        return
+    version = re.search(r"\b(\d+\.\d+(?:\.\d+)?)\b", text)
+    gpus = world.gpus()
+    told = f"driver {version[1] if version else 'of unknown version'}, {len(gpus)} GPUs"
+    yield ok("gpu", told) if gpus else warning("gpu", told, "see `nvidia-smi` and the kernel log")
+    yield from _persistence(world)
+
+
+def _persistence(world: World) -> Iterator[Finding]:
+    tool = shutil.which("nvidia-smi", path=world.environ.get("PATH"))
+    if tool is None:
+        yield note("gpu", "persistence mode is unknown: there is no nvidia-smi")
+        return
+    said, why = run([tool, *_QUERY], world.environ)
+    modes = [line.partition(", ") for line in said.splitlines() if ", " in line]
+    if not modes:
+        yield warning("gpu", f"nvidia-smi tells nothing: {why}", "see the kernel log for NVRM, Xid")
+        return
+    off = [uuid for uuid, _, mode in modes if mode.strip() != "Enabled"]
+    if off:
+        yield warning(
+            "gpu",
+            f"persistence mode is off for {', '.join(off)}: the driver may give up memory that no "
+            "process has mapped",
+            "enable nvidia-persistenced.service, or run `nvidia-smi -pm 1`",
+        )
+    else:
+        yield ok("gpu", "persistence mode is on")

@@ -1,0 +1,101 @@
+"""Who owns what, and who may read or change it: configuration, state, tokens."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from preloadd.admin.doctor.configuration import Raw
+from preloadd.admin.findings import Finding, fault, note, ok
+from preloadd.admin.world import World
+from preloadd.config.files import group_files, host_files
+
+SECRETS = ("tokens.json", "seed.token")
+
+
+def examine(world: World, raw: Raw) -> Iterator[Finding]:
+    """Look at every file and folder that daemons trust."""
+    try:
+        daemon = pwd.getpwnam(raw.daemon_user).pw_uid
+    except KeyError:
+        yield fault(
+            "user",
+            f"there is no user {raw.daemon_user!r}",
+            "run `systemd-sysusers`, or set daemon_user to one that there is",
+        )
+        daemon = None
+    trusted = {0} if daemon is None else {0, daemon}
+    config = [world.config_dir, *host_files(world.config_dir), *group_files(world.config_dir)]
+    yield from _all_well("permissions", config, [*_config(config)])
+    state = Path(raw.state_dir)
+    if state.is_dir():
+        yield from _all_well("state", [state], [*_state(state, trusted)])
+    else:
+        yield note("state", f"{state} is not there yet: the first daemon makes it")
+
+
+def _all_well(subject: str, paths: list[Path], wrong: list[Finding]) -> Iterator[Finding]:
+    if wrong:
+        yield from wrong
+    else:
+        yield ok(subject, f"{paths[0]} and what is in it belong to whom they should")
+
+
+def _config(paths: list[Path]) -> Iterator[Finding]:
+    for path in paths:
+        try:
+            found = path.stat()
+        except OSError as error:
+            yield fault(
+                "permissions", f"{path}: {error.strerror}", "create it, or run this as root"
+            )
+            continue
+        yield from _writable("permissions", path, found)
+        if found.st_uid not in {0, os.geteuid()}:
+            yield fault(
+                "permissions",
+                f"{path} belongs to user {found.st_uid}, who decides what daemons load",
+                f"chown root {path}",
+            )
+        needed = stat.S_IROTH | (stat.S_IXOTH if stat.S_ISDIR(found.st_mode) else 0)
+        if needed & ~found.st_mode and found.st_gid == 0:
+            yield fault(
+                "permissions",
+                f"{path} cannot be read by daemons (mode {stat.S_IMODE(found.st_mode):04o})",
+                f"chmod a+rX {path}",
+            )
+
+
+def _state(folder: Path, trusted: set[int]) -> Iterator[Finding]:
+    yield from _writable("state", folder, folder.stat())
+    if folder.stat().st_uid not in trusted:
+        owner = folder.stat().st_uid
+        yield fault("state", f"{folder} belongs to user {owner}", f"chown preloadd: {folder}")
+    for name in SECRETS:
+        path = folder / name
+        try:
+            mode = stat.S_IMODE(path.lstat().st_mode)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            yield note("state", f"{path}: {error.strerror}", "run this as root")
+            continue
+        if mode & 0o077:
+            yield fault(
+                "state",
+                f"{path} is open to group or others (mode {mode:04o})",
+                f"chmod 600 {path}, then `preloadd admin token rotate` for each token",
+            )
+
+
+def _writable(subject: str, path: Path, found: os.stat_result) -> Iterator[Finding]:
+    mode = stat.S_IMODE(found.st_mode)
+    if mode & 0o022:
+        yield fault(
+            subject,
+            f"{path} is writable for group or others (mode {mode:04o})",
+            f"chmod go-w {path}",
+        )

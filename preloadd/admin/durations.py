@@ -1,0 +1,24 @@
+"""Lengths of time as people write them: 90s, 30m, 12h, 90d."""
+
+from __future__ import annotations
+
+import re
+
+from preloadd.errors import ConfigError
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_WRITTEN = re.compile(r"(\d{1,9})([smhd])\Z", re.ASCII)
+LONGEST_S = 100 * 365 * 86400
+
+
+def seconds(text: str, flag: str) -> float:
+    """The seconds that `text` stands for; ConfigError names the flag."""
+    if text == "0":
+        return 0.0
+    found = _WRITTEN.match(text)
+    length = int(found[1]) * _UNITS[found[2]] if found else LONGEST_S + 1
+    if length > LONGEST_S:
+        raise ConfigError(
+            f"{flag}: {text!r} is no length of time: write a number and s, m, h or d, such as 90d"
+        )
+    return float(length)

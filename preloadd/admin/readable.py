@@ -1,0 +1,48 @@
+"""Run as a script: can this user read every file of a model's folder? Standard library only.
+
+Exits with 1 and says which part of the path is closed, since permissions of a folder far up are
+what people do not think of.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+
+def closed(folder: Path) -> str:
+    """What keeps this user from reading `folder` and the files in it; empty if nothing does."""
+    for above in reversed([folder, *folder.parents]):
+        try:
+            above.stat()
+        except OSError as error:
+            return f"{above}: {error.strerror}"
+        if not os.access(above, os.X_OK, effective_ids=True):
+            return f"{above}: no permission to enter it"
+    try:
+        names = sorted(folder.iterdir())
+    except OSError as error:
+        return f"{folder}: {error.strerror}"
+    return next((why for path in names if (why := _closed_file(path))), "")
+
+
+def _closed_file(path: Path) -> str:
+    try:
+        if path.is_file():
+            with path.open("rb"):
+                pass
+    except OSError as error:
+        return f"{path}: {error.strerror}"
+    return ""
+
+
+def main() -> int:
+    """Look at the folder that the command line names."""
+    if why := closed(Path(sys.argv[1])):
+        sys.stderr.write(f"{why}\n")
+    return 1 if why else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,30 @@
+"""What `config check` found, for people and as JSON."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+from preloadd.admin.check import Report
+
+
+def complaints(report: Report) -> str:
+    """Everything that is wrong, one fault a line, then what could not be seen as it should be."""
+    lines = [*map(str, report.faults), *(f"note: {text}" for text in report.notes)]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def summary(report: Report) -> str:
+    """One line about what is right; nothing where something is wrong."""
+    if report.faults:
+        return ""
+    ranks = sum(len(model.instances) for model in report.models)
+    nbytes = sum(model.nbytes for model in report.models)
+    groups = len(report.models)
+    return f"nothing is wrong: {groups} groups, {ranks} ranks, {nbytes:,} bytes of checkpoints\n"
+
+
+def as_json(report: Report) -> str:
+    """The same for machines."""
+    body = {"valid": not report.faults, **asdict(report)}
+    return json.dumps(body, indent=2) + "\n"

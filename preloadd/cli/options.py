@@ -1,0 +1,63 @@
+"""Arguments and options that several commands share."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+class Form(StrEnum):
+    """How a value is shown."""
+
+    TABLE = "table"
+    JSON = "json"
+    YAML = "yaml"
+
+
+Groups = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="GROUP", help="Groups; all if none is named.", show_default=False),
+]
+Group = Annotated[str, typer.Argument(metavar="GROUP", help="A group.", show_default=False)]
+Output = Annotated[Form, typer.Option("-o", "--output", help="How to show it.")]
+Json = Annotated[bool, typer.Option("--json", help="The same as -o json.")]
+SocketDir = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        help="Folder of the ranks' sockets. Default: every folder in which engines look.",
+        show_default=False,
+    ),
+]
+RankTimeout = Annotated[
+    float,
+    typer.Option(
+        metavar="SECONDS", min=0.01, help="How long a rank may take to answer before it is stuck."
+    ),
+]
+Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Return once it is done, or at once.")]
+Timeout = Annotated[
+    float | None,
+    typer.Option(
+        metavar="SECONDS",
+        min=0,
+        help="How long to wait at most; what was begun goes on. Default: for ever.",
+        show_default=False,
+    ),
+]
+Drain = Annotated[
+    bool, typer.Option("--drain", help="Wait first until no engine holds weights of the group.")
+]
+Rolling = Annotated[
+    bool,
+    typer.Option(
+        "--rolling",
+        help="One rank after the other, each serving before the next is restarted. Only where "
+        "ranks do not depend on each other, as with the builder native.",
+    ),
+]
+
+RANK_TIMEOUT = 2.0

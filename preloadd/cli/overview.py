@@ -1,0 +1,224 @@
+"""What is known of all ranks at one moment, as plain values: what both renderers show. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from preloadd.cli.exits import CommandFailed, Exit
+
+
+class Condition(StrEnum):
+    """How a rank is: what it tells itself, or (from STUCK on) what is seen of it from outside."""
+
+    STARTING = "starting"
+    LOADING = "loading"
+    SERVING = "serving"
+    RELEASED = "released"
+    FAILED = "failed"
+    STOPPING = "stopping"
+    STUCK = "stuck"
+    ABSENT = "absent"
+    STOPPED = "stopped"
+    DENIED = "denied"
+    UNCLEAR = "unclear"
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """An engine that holds weights. `pid` is its process, `mode` how it uses them."""
+
+    client: str
+    pid: int
+    mode: str
+    generation: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """One rank. Sizes are bytes, `rate` is bytes/s (0: not known), times are seconds.
+
+    `lease_count` is None where the rank did not tell; `leases` may be fewer. `unit` and `active`
+    are systemd's, where it knows of the rank; `group` is empty where nobody told.
+    """
+
+    instance: str
+    condition: Condition
+    group: str = ""
+    detail: str = ""
+    socket: str = ""
+    unit: str = ""
+    active: str = ""
+    restarts: int = 0
+    pid: int = 0
+    version: str = ""
+    model: str = ""
+    backend: str = ""
+    builder: str = ""
+    generation: str = ""
+    adopted: bool = False
+    tensors: int = 0
+    tensor_bytes: int = 0
+    arena_bytes: int = 0
+    done: int = 0
+    total: int = 0
+    rate: float = 0.0
+    uptime_s: float = 0.0
+    ready_s: float = 0.0
+    lease_count: int | None = None
+    leases: tuple[Holder, ...] = ()
+    counters: Mapping[str, int] = field(default_factory=dict)
+    key: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def serving(self) -> bool:
+        """Whether engines get weights from it."""
+        return self.condition is Condition.SERVING
+
+    @property
+    def place(self) -> str:
+        """What tells it from all others, now and later."""
+        return self.unit or self.socket
+
+    @property
+    def loads(self) -> bool:
+        """Whether it loads and tells how far it is; a load that failed tells so for ever."""
+        return self.condition is Condition.LOADING and self.total > 0
+
+    @property
+    def in_use(self) -> bool | None:
+        """Whether an engine holds its weights; None where that cannot be known."""
+        if self.lease_count is not None:
+            return self.lease_count > 0
+        # A rank that is being restarted keeps its leases, and one that hangs does so too.
+        gone = self.condition in (Condition.ABSENT, Condition.STOPPED, Condition.FAILED)
+        return False if gone and self.active in ("", "inactive", "failed") else None
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """One model on this host. `target` is systemd's unit of the group, where it manages it."""
+
+    name: str
+    serving: bool
+    target: str = ""
+    active: str = ""
+    ranks: tuple[Rank, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """Everything. `notes` say what could not be looked at; `healthy` when all ranks serve."""
+
+    healthy: bool
+    groups: tuple[Group, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def ranks(self) -> tuple[Rank, ...]:
+        """The ranks of all groups."""
+        return tuple(rank for group in self.groups for rank in group.ranks)
+
+    @property
+    def exit_status(self) -> Exit:
+        """What `status` ends with."""
+        if not self.groups:
+            return Exit.NOTHING_THERE
+        return Exit.DONE if self.healthy else Exit.NOT_SERVING
+
+
+@dataclass(frozen=True, slots=True)
+class Managed:
+    """A group as systemd knows it: its target, how that is, and the instances of its ranks."""
+
+    target: str
+    active: str
+    instances: tuple[str, ...] = ()
+
+
+def overview(
+    ranks: Iterable[Rank], managed: Mapping[str, Managed], notes: Sequence[str] = ()
+) -> Overview:
+    """The ranks sorted into groups: those of systemd in its order of ranks, then all others."""
+    members: dict[str, list[Rank]] = {name: [] for name in sorted(managed)}
+    for rank in sorted(ranks, key=_in_order):
+        members.setdefault(rank.group, []).append(rank)
+    groups = tuple(_group(name, found, managed.get(name)) for name, found in members.items())
+    return _judged(groups, tuple(notes))
+
+
+def select(seen: Overview, names: Collection[str]) -> Overview:
+    """Only the groups of these names, all if there are none; CommandFailed for one that is not."""
+    if not names:
+        return seen
+    known = {group.name: group for group in seen.groups}
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise CommandFailed(
+            f"there is no group {', '.join(unknown)} here: {_known(known)}", Exit.NOT_FOUND
+        )
+    return _judged(tuple(known[name] for name in dict.fromkeys(names)), seen.notes)
+
+
+def with_rates(seen: Overview, before: Iterable[Rank], after: Iterable[Rank], s: float) -> Overview:
+    """`seen` with the speed of each load, which `s` seconds lie between `before` and `after`."""
+    done = {rank.socket: rank.done for rank in before if rank.loads}
+    more = {
+        rank.socket: rank.done - done.get(rank.socket, rank.done) for rank in after if rank.loads
+    }
+
+    def rated(rank: Rank) -> Rank:
+        return replace(rank, rate=max(0, more.get(rank.socket, 0)) / s) if rank.loads else rank
+
+    groups = tuple(
+        replace(group, ranks=tuple(rated(rank) for rank in group.ranks)) for group in seen.groups
+    )
+    return replace(seen, groups=groups)
+
+
+def complaints(seen: Overview) -> list[str]:
+    """One line for each rank that does not serve, and each group that has none."""
+    lines = []
+    for group in seen.groups:
+        lines += [told(rank) for rank in group.ranks if not rank.serving]
+        if not group.ranks:
+            lines.append(f"{group.name}: it has no ranks: see `preloadctl config check`")
+    return lines
+
+
+def told(rank: Rank) -> str:
+    """A rank and how it is, in one line."""
+    detail = f": {rank.detail}" if rank.detail else ""
+    return f"{rank.group or '(no group)'} {rank.instance}: {rank.condition}{detail}"
+
+
+def holders(ranks: Iterable[Rank], *, most: int = 5) -> str:
+    """Who holds weights of these ranks, each process once, for a message."""
+    found = {(lease.client, lease.pid): None for rank in ranks for lease in rank.leases}
+    named = [f"{client} (pid {pid})" for client, pid in found]
+    more = f" and {len(named) - most} more" if len(named) > most else ""
+    return ", ".join(named[:most]) + more
+
+
+def _group(name: str, ranks: Sequence[Rank], managed: Managed | None) -> Group:
+    if managed is not None:
+        place = {instance: number for number, instance in enumerate(managed.instances)}
+        ranks = sorted(ranks, key=lambda rank: place.get(rank.instance, len(place)))
+    serving = bool(ranks) and all(rank.serving for rank in ranks)
+    target, active = (managed.target, managed.active) if managed is not None else ("", "")
+    return Group(name, serving, target, active, tuple(ranks))
+
+
+def _judged(groups: tuple[Group, ...], notes: tuple[str, ...]) -> Overview:
+    return Overview(bool(groups) and all(group.serving for group in groups), groups, notes)
+
+
+def _known(names: Collection[str]) -> str:
+    listed = ", ".join(name or "(no group)" for name in names)
+    return f"there are {listed}" if listed else "no group is configured and no rank was found"
+
+
+def _in_order(rank: Rank) -> tuple[str, int, str, str]:
+    # Shorter names first, so that CPU-10 comes after CPU-9.
+    return rank.group, len(rank.instance), rank.instance, rank.socket

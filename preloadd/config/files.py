@@ -1,0 +1,197 @@
+"""TOML files as they were written: read, laid over one another, each value with its origin.
+
+Standard library only. Nothing is judged here but whether a file can be read at all.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import stat
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
+
+CONFIG_DIR = Path("/etc/preloadd")
+HOST_FILE = "preloadd.toml"
+HOST_DROP_INS = "preloadd.toml.d"
+GROUPS = "groups.d"
+
+MAX_NBYTES = 1 << 20
+MAX_DEPTH = 16
+
+Key = tuple[str, ...]
+Table = dict[str, object]
+
+_BARE = re.compile(r"[A-Za-z0-9_-]+\Z")
+_PLACE = re.compile(r"\(at line (\d+), column (\d+)\)\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One thing that is wrong. `origin` is a file, or what else a value came from; `key` is dotted,
+    and empty where the whole file is meant; `text` ends with the remedy."""
+
+    origin: str
+    key: str
+    text: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.origin}: {self.key}: {self.text}" if self.key else f"{self.origin}: {self.text}"
+        )
+
+
+class Document(NamedTuple):
+    """A file and the table in it."""
+
+    path: Path
+    table: Table
+
+
+def config_dir(environ: Mapping[str, str]) -> Path:
+    """Where the files of this host lie."""
+    return Path(environ.get("PRELOADD_CONFIG_DIR") or CONFIG_DIR)
+
+
+def host_files(folder: Path) -> list[Path]:
+    """The host's file, if there is one, and its drop-ins in the order in which they count."""
+    main = folder / HOST_FILE
+    return [*([main] if main.exists() else []), *_toml_files(folder / HOST_DROP_INS)]
+
+
+def group_files(folder: Path) -> list[Path]:
+    """The files of the groups, in order of name."""
+    return _toml_files(folder / GROUPS)
+
+
+def read(path: Path) -> Table | Fault:
+    """The table in the file at `path`, or why there is none."""
+    try:
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode):
+            return Fault(str(path), "", "is no regular file (remove it, or write a file)")
+        if found.st_size > MAX_NBYTES:
+            return Fault(
+                str(path), "", f"has {found.st_size:,} bytes (at most {MAX_NBYTES:,} are read)"
+            )
+        raw = path.read_bytes()
+    except OSError as error:
+        return Fault(str(path), "", f"{error.strerror} (make it readable for this user)")
+    return parse(raw, str(path))
+
+
+def parse(raw: bytes, origin: str) -> Table | Fault:
+    """The table that `raw` spells, or why it spells none."""
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        return Fault(origin, "", f"line {line}: is not UTF-8 (save the file as UTF-8)")
+    try:
+        table = tomllib.loads(text)
+    except RecursionError:
+        return Fault(origin, "", f"is nested more than {MAX_DEPTH} deep (flatten it)")
+    except ValueError as error:  # numbers of thousands of digits are no TOMLDecodeError
+        return Fault(origin, "", _broken(text, str(error)))
+    if _deep(table):
+        return Fault(origin, "", f"is nested more than {MAX_DEPTH} deep (flatten it)")
+    return table
+
+
+def spelled(key: Sequence[str | int]) -> str:
+    """`key` as TOML writes it, on one line; places in a list in brackets."""
+    text = ""
+    for part in key:
+        if isinstance(part, int):
+            text += f"[{part}]"
+        else:
+            text += ("." if text else "") + (part if _BARE.match(part) else json.dumps(part))
+    return text
+
+
+@dataclass(slots=True)
+class Layers:
+    """Tables laid over one another: the later one wins, value by value."""
+
+    values: Table = field(default_factory=dict)
+    origins: dict[Key, str] = field(default_factory=dict)
+
+    def lay(self, origin: str, table: Mapping[str, object]) -> None:
+        """Put `table` on top. `table` stays the caller's and is not changed."""
+        self._lay((), self.values, origin, table)
+
+    def origin(self, key: Sequence[str | int]) -> str | None:
+        """Where the value at `key` came from, or what holds it; None if nobody wrote it."""
+        names = tuple(part for part in key if isinstance(part, str))
+        for end in range(len(names), 0, -1):
+            if names[:end] in self.origins:
+                return self.origins[names[:end]]
+        return None
+
+    def _lay(self, at: Key, below: Table, origin: str, table: Mapping[str, object]) -> None:
+        for name, value in table.items():
+            self.origins[(*at, name)] = origin
+            if isinstance(value, dict):
+                under = below.get(name)
+                mine: Table = under if isinstance(under, dict) else {}
+                below[name] = mine
+                self._lay((*at, name), mine, origin, value)
+            else:
+                below[name] = value
+
+
+def read_all(
+    paths: Sequence[Path], edits: Mapping[Path, bytes] = MappingProxyType({})
+) -> tuple[list[Document], list[Fault]]:
+    """What can be read of the files, in order, and what is wrong with the others.
+
+    `edits` stand in the place of what some files hold.
+    """
+    documents, faults = [], []
+    for path in paths:
+        found = parse(edits[path], str(path)) if path in edits else read(path)
+        if isinstance(found, Fault):
+            faults.append(found)
+        else:
+            documents.append(Document(path, found))
+    return documents, faults
+
+
+def _toml_files(folder: Path) -> list[Path]:
+    # Hidden files are what editors leave while somebody writes.
+    return sorted(path for path in folder.glob("*.toml") if not path.name.startswith("."))
+
+
+def _broken(text: str, why: str) -> str:
+    """What a parser said, the place first; it is the line that people look for."""
+    place = _PLACE.search(why)
+    if place:
+        return (
+            f"line {place[1]}, column {place[2]}: {why[: place.start()].strip()} (correct the TOML)"
+        )
+    if why.endswith("(at end of document)"):
+        line = text.rstrip("\n").count("\n") + 1
+        why = why.removesuffix("(at end of document)").strip()
+        return f"line {line}, the last: {why} (correct the TOML)"
+    return f"{why.splitlines()[0]} (correct the TOML)"
+
+
+def _deep(table: Table) -> bool:
+    """Whether something is nested deeper than any setting. Does not recurse itself."""
+    level: list[object] = [table]
+    for _ in range(MAX_DEPTH):
+        level = [inner for value in level for inner in _inner(value)]
+        if not level:
+            return False
+    return True
+
+
+def _inner(value: object) -> Iterator[object]:
+    if isinstance(value, dict):
+        yield from value.values()
+    elif isinstance(value, list):
+        yield from value

@@ -1,0 +1,233 @@
+"""Everything that is configured on this host: `preloadd.toml` with its drop-ins, and the groups.
+
+The later wins: file, drop-ins in order of name, `PRELOADD_*` in the environment, command line.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from preloadd.config.faults import validated
+from preloadd.config.files import (
+    HOST_FILE,
+    Document,
+    Fault,
+    Key,
+    Layers,
+    Table,
+    group_files,
+    host_files,
+    read_all,
+)
+from preloadd.config.group import Group, claims, judge
+from preloadd.config.strict import (
+    AbsolutePath,
+    LogLevel,
+    Seconds,
+    Strict,
+    Text,
+    Texts,
+    fields_of,
+    later,
+)
+from preloadd.domain.settings import Deadlines
+from preloadd.errors import ConfigError
+
+ENVIRONMENT = "PRELOADD_"
+COMMAND_LINE = "command line"
+
+Port = Annotated[int, Field(ge=1, le=65535)]
+
+
+class Supervisor(Strict):
+    """`[supervisor]`: where health, metrics and the status page are served, read-only."""
+
+    host: Text = "127.0.0.1"
+    port: Port = 9470
+    ask_timeout_s: Seconds = 2.0
+    peers: Annotated[Texts, later("supervisors of other hosts", default=())] = ()
+
+
+class Patience(Strict):
+    """`[deadlines]`: see `domain.settings.Deadlines`."""
+
+    speak_s: Seconds = 10.0
+    send_s: Seconds = 10.0
+    silence_s: Seconds = 300.0
+    stop_s: Seconds = 10.0
+
+    @property
+    def deadlines(self) -> Deadlines:
+        """The deadlines as a value."""
+        return Deadlines(self.speak_s, self.send_s, self.silence_s, self.stop_s)
+
+
+class HostSettings(Strict):
+    """What `preloadd.toml` may say."""
+
+    socket_dir: AbsolutePath = "/run/preloadd"
+    state_dir: AbsolutePath = "/var/lib/preloadd"
+    daemon_user: Text = "preloadd"
+    log_level: LogLevel = "info"
+    supervisor: Supervisor = Supervisor()
+    deadlines: Patience = Patience()
+
+
+class HostConfig(HostSettings):
+    """The settings of this host, and its groups in the order of their files."""
+
+    groups: tuple[Group, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class GroupFile:
+    """One file in `groups.d`; `group` is None if something is wrong with it."""
+
+    path: Path
+    table: Table
+    group: Group | None
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """All that was found, right or wrong. `host` is None if something is wrong with it."""
+
+    folder: Path
+    layers: Layers
+    host: HostSettings | None
+    groups: tuple[GroupFile, ...]
+    host_faults: tuple[Fault, ...]
+    group_faults: tuple[Fault, ...]
+
+    @property
+    def faults(self) -> tuple[Fault, ...]:
+        """Every fault, those of the host first."""
+        return self.host_faults + self.group_faults
+
+    @property
+    def config(self) -> HostConfig:
+        """The whole, which has no faults; ConfigError tells them all."""
+        if self.host is None or self.faults:
+            raise ConfigError("\n".join(map(str, self.faults)))
+        return combined(self.host, tuple(found.group for found in self.groups if found.group))
+
+
+def load(
+    folder: Path, environ: Mapping[str, str], overrides: Mapping[Key, object] | None = None
+) -> HostConfig:
+    """What is configured below `folder`; ConfigError with one line for every fault of every file.
+
+    `overrides` are what a command line said.
+    """
+    return survey(folder, environ, overrides).config
+
+
+def survey(
+    folder: Path,
+    environ: Mapping[str, str],
+    overrides: Mapping[Key, object] | None = None,
+    *,
+    edits: Mapping[Path, bytes] | None = None,
+) -> Survey:
+    """Look at all the files, and go on where one is wrong.
+
+    `edits` are what files of groups will hold, in the place of what they hold now.
+    """
+    documents, unread = read_all(host_files(folder))
+    layers = Layers()
+    for document in documents:
+        layers.lay(str(document.path), document.table)
+    for key, value in environment(environ):
+        layers.lay(variable(key), nested(key, value))
+    for key, value in (overrides or {}).items():
+        layers.lay(COMMAND_LINE, nested(key, value))
+    host, wrong = validated(HostSettings, layers, str(folder / HOST_FILE))
+    groups, group_faults = _groups(folder, edits or {})
+    missing = [] if folder.is_dir() else [_no_folder(folder)]
+    host_faults = (*missing, *unread, *wrong)
+    return Survey(
+        folder, layers, None if host_faults else host, groups, host_faults, tuple(group_faults)
+    )
+
+
+def require_host(found: Survey) -> HostSettings:
+    """The settings of the host, whatever is wrong with groups; ConfigError."""
+    if found.host is None:
+        raise ConfigError("\n".join(map(str, found.host_faults)))
+    return found.host
+
+
+def combined(host: HostSettings, groups: tuple[Group, ...]) -> HostConfig:
+    """`host` with its `groups`."""
+    mine = {name: getattr(host, name) for name in HostSettings.model_fields}
+    return HostConfig(**mine, groups=groups)
+
+
+def variable(key: Key) -> str:
+    """The name of the environment variable that stands over `key`."""
+    return ENVIRONMENT + "_".join(key).upper()
+
+
+def environment(environ: Mapping[str, str]) -> Iterator[tuple[Key, object]]:
+    """What the environment says of the host's settings. An empty variable says nothing."""
+    for key, info in fields_of(HostSettings):
+        text = environ.get(variable(key), "")
+        if text:
+            yield key, _scalar(text) if info.annotation in (int, float, bool) else text
+
+
+def nested(key: Key, value: object) -> Table:
+    """The table that has nothing but `value` at `key`."""
+    for name in reversed(key):
+        value = {name: value}
+    assert isinstance(value, dict)
+    return value
+
+
+def _scalar(text: str) -> object:
+    """`text` as TOML means it; what is none stays text, to be refused with its name."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except ValueError:
+        return text
+
+
+def _no_folder(folder: Path) -> Fault:
+    return Fault(
+        str(folder),
+        "",
+        "there is no such folder (create it, or set PRELOADD_CONFIG_DIR)",
+    )
+
+
+def _groups(folder: Path, edits: Mapping[Path, bytes]) -> tuple[tuple[GroupFile, ...], list[Fault]]:
+    paths = group_files(folder)
+    documents, faults = read_all(paths, edits)
+    found = []
+    for document in documents:
+        group, wrong = judge(document)
+        found.append(GroupFile(document.path, document.table, group))
+        faults += wrong
+    faults += _contested(documents)
+    order = [str(path) for path in paths]
+    return tuple(found), sorted(faults, key=lambda fault: order.index(fault.origin))
+
+
+def _contested(documents: list[Document]) -> Iterator[Fault]:
+    """Names and devices that more than one file lays claim to."""
+    names: dict[str, Path] = {}
+    devices: dict[str, Path] = {}
+    for document in documents:
+        path, (name, mine) = document.path, claims(document)
+        if (first := names.setdefault(name, path)) != path:
+            yield Fault(str(path), "name", f"{name!r} is the group of {first} (rename one of them)")
+        for device in dict.fromkeys(mine):
+            if (first := devices.setdefault(device, path)) != path:
+                text = f"{device} is given to the group of {first} (remove it from one of them)"
+                yield Fault(str(path), "gpus", text)

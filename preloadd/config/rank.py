@@ -1,0 +1,96 @@
+"""What a rank daemon is told by the files of its host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from preloadd.config.files import GROUPS, Document
+from preloadd.config.group import Group, claims
+from preloadd.config.host import HostSettings, Survey, require_host, survey
+from preloadd.domain.ids import Instance, Role
+from preloadd.domain.placement import place
+from preloadd.domain.settings import Builder, Digest, Memory, ModelSettings, RankSettings
+from preloadd.errors import ConfigError
+
+Locate = Callable[[str, str], Path]
+"""From a model and a revision to the folder of both; ModelNotFound."""
+
+
+class Unclaimed(ConfigError):
+    """All files tell their devices, and this instance is not among them."""
+
+
+def settings_on_this_host(
+    folder: Path, environ: Mapping[str, str], instance: Instance, locate: Locate
+) -> RankSettings:
+    """What `instance` is to serve according to the files below `folder`; ConfigError.
+
+    Faults in files of other groups do not matter: they keep no healthy group from coming back.
+    """
+    found = survey(folder, environ)
+    group = _group_of(found, instance, environ.get("PRELOADD_GROUP", ""))
+    return rank_settings(require_host(found), group, instance, locate)
+
+
+def rank_settings(
+    host: HostSettings, group: Group, instance: Instance, locate: Locate
+) -> RankSettings:
+    """The settings of `instance`, which is one of `group`. Local rank n is the n-th device."""
+    return RankSettings(
+        group=group.name,
+        instance=str(instance),
+        socket_dir=host.socket_dir,
+        derived=False,
+        model=ModelSettings(
+            path=str(locate(group.model, group.revision)),
+            name=group.model,
+            revision=group.revision,
+            builder=Builder(group.builder),
+            memory=Memory.HOST,
+            digest=Digest(group.digest),
+            chunk_bytes=int(group.chunk_bytes),
+            placement=place(group.parallel.parallel, group.instances.index(instance)),
+        ),
+        access=group.allowed,
+        deadlines=host.deadlines.deadlines,
+        peers=tuple(str(peer) for peer in group.instances if peer != instance),
+        log_level=host.log_level,
+        python=group.python,
+    )
+
+
+def _group_of(found: Survey, instance: Instance, preferred: str) -> Group:
+    """The group that lays claim to the instance; of several the one that systemd started it for."""
+    claimants = {}
+    for file in found.groups:
+        name, devices = claims(Document(file.path, file.table))
+        if instance.device in devices and instance.role is Role.TARGET:
+            claimants[file.path] = (name, file.group)
+    if len(claimants) > 1:
+        claimants = {p: c for p, c in claimants.items() if c[0] == preferred} or claimants
+    if not claimants:
+        raise _unclaimed(found, instance)
+    faults = [fault for fault in found.group_faults if Path(fault.origin) in claimants]
+    groups = [group for _, group in claimants.values() if group is not None]
+    if len(claimants) > 1 or not groups:
+        raise ConfigError("\n".join(map(str, faults)))
+    return groups[0]
+
+
+def _unclaimed(found: Survey, instance: Instance) -> ConfigError:
+    """What to raise for an instance of no group; one in a file with faults may be its own."""
+    names = sorted({claims(Document(file.path, file.table))[0] for file in found.groups})
+    line = (
+        f"{found.folder / GROUPS}: no group has {instance} among its gpus (groups: "
+        f"{', '.join(names) or 'none'}; add it to one, or stop preloadd@{instance}.service)"
+    )
+    readable = {str(file.path) for file in found.groups}
+    unread = [
+        str(fault)
+        for fault in found.group_faults
+        if fault.origin not in readable or fault.key.startswith("gpus")
+    ]
+    if unread or found.host_faults:
+        return ConfigError("\n".join([*map(str, found.host_faults), *unread, line]))
+    return Unclaimed(line)

@@ -1,0 +1,86 @@
+"""Seeding tokens: what a source keeps of them, and whether what a mirror presents is one of them.
+
+A secret has 256 random bits, so nobody can try them all and a fast hash keeps it as well as a slow
+one. The salt only keeps equal secrets from looking equal.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+PREFIX = "plt_"
+SECRET_NBYTES = 32
+SALT_NBYTES = 16
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
+_SECRET = re.compile(rf"{PREFIX}[A-Za-z0-9_-]{{43}}\Z")
+_PERSON = b"preloadd-token"
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One valid secret, of which only the hash is kept. Times are seconds since the epoch.
+
+    `expires` None means never; several tokens may have one name while one replaces another.
+    """
+
+    name: str
+    salt: str
+    digest: str
+    created: float
+    expires: float | None = None
+
+    def valid(self, now: float) -> bool:
+        """Whether it has not expired."""
+        return self.expires is None or now < self.expires
+
+
+def token(name: str, secret: str, salt: bytes, *, now: float, expires: float | None) -> Token:
+    """What to keep of `secret`."""
+    return Token(name, salt.hex(), _digest(secret.encode(), salt).hex(), now, expires)
+
+
+def verify(tokens: Iterable[Token], presented: bytes, now: float) -> str | None:
+    """The name of the valid token that `presented` is, or None.
+
+    Every token is compared, each in constant time: how long it takes tells nothing of any of them.
+    """
+    found = None
+    for candidate in tokens:
+        digest = _digest(presented, bytes.fromhex(candidate.salt))
+        same = hmac.compare_digest(digest, bytes.fromhex(candidate.digest))
+        if same and candidate.valid(now):
+            found = candidate.name
+    return found
+
+
+def ending(tokens: Iterable[Token], name: str, at: float) -> tuple[Token, ...]:
+    """`tokens`, of which those called `name` are valid until `at` at the latest."""
+    return tuple(_until(one, at) if one.name == name else one for one in tokens)
+
+
+def unexpired(tokens: Iterable[Token], now: float) -> tuple[Token, ...]:
+    """Those of `tokens` that are still of use."""
+    return tuple(one for one in tokens if one.valid(now))
+
+
+def is_name(text: str) -> bool:
+    """Whether a token may be called so."""
+    return bool(_NAME.match(text))
+
+
+def is_secret(text: str) -> bool:
+    """Whether `text` is written as secrets are."""
+    return bool(_SECRET.match(text))
+
+
+def _until(one: Token, at: float) -> Token:
+    return replace(one, expires=at if one.expires is None else min(one.expires, at))
+
+
+def _digest(secret: bytes, salt: bytes) -> bytes:
+    return hashlib.blake2b(secret, digest_size=32, salt=salt, person=_PERSON).digest()

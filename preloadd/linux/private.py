@@ -1,0 +1,100 @@
+"""Files that only their owner may read, replaced whole or not at all. OSError passes through."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import stat
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from preloadd.errors import InsecurePath
+from preloadd.linux.fds import OwnedFd
+
+MAX_NBYTES = 1 << 20
+
+
+def read_private(path: Path, owners: Collection[int]) -> bytes:
+    """The content of a file of one of `owners` that nobody else can read; InsecurePath otherwise.
+
+    At most `MAX_NBYTES` are read.
+    """
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    if path.is_symlink():
+        raise InsecurePath(f"{path} is a symbolic link: put the file itself there")
+    with OwnedFd(os.open(path, flags)) as fd:
+        found = os.fstat(fd.fileno())
+        _check(path, found, owners)
+        # A regular file: one read gives all there is.
+        return os.read(fd.fileno(), MAX_NBYTES)
+
+
+@contextmanager
+def locked_folder(path: Path) -> Iterator[OwnedFd]:
+    """`path`, borrowed, while no other process is in here; InsecurePath if others can write it."""
+    with OwnedFd(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as folder:
+        mode = stat.S_IMODE(os.fstat(folder.fileno()).st_mode)
+        if mode & 0o022:
+            raise InsecurePath(
+                f"{path} is writable for group or others (mode {mode:04o}), who could replace what "
+                f"is in it: run `chmod go-w {path}`"
+            )
+        fcntl.flock(folder.fileno(), fcntl.LOCK_EX)
+        yield folder
+
+
+def write_private(folder: OwnedFd, name: str, content: bytes) -> None:
+    """Put `content` in the place of the file `name` in the borrowed `folder`, for one owner alone:
+    this user or, if that is root, the owner of the folder, whose service is to read it.
+
+    Until all of it is on the disk the old file stays; nothing else is left behind.
+    """
+    _write(folder, name, content, os.fstat(folder.fileno()), mode=0o600)
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Put `content` in the place of the file at `path`, which keeps its owner and permissions."""
+    found = path.stat()
+    with locked_folder(path.parent) as folder:
+        _write(folder, path.name, content, found)
+
+
+def _write(
+    folder: OwnedFd, name: str, content: bytes, like: os.stat_result, *, mode: int | None = None
+) -> None:
+    """With the owner and, unless told otherwise, the mode of `like`."""
+    fresh = f".{name}.{secrets.token_hex(8)}"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        with OwnedFd(os.open(fresh, flags, 0o600, dir_fd=folder.fileno())) as fd:
+            left = memoryview(content)
+            while left:
+                left = left[os.write(fd.fileno(), left) :]
+            if os.geteuid() == 0:
+                os.fchown(fd.fileno(), like.st_uid, like.st_gid)
+            os.fchmod(fd.fileno(), stat.S_IMODE(like.st_mode) if mode is None else mode)
+            os.fsync(fd.fileno())
+        os.replace(fresh, name, src_dir_fd=folder.fileno(), dst_dir_fd=folder.fileno())
+    except BaseException:
+        with suppress(FileNotFoundError):
+            os.unlink(fresh, dir_fd=folder.fileno())
+        raise
+    os.fsync(folder.fileno())
+
+
+def _check(path: Path, found: os.stat_result, owners: Collection[int]) -> None:
+    if not stat.S_ISREG(found.st_mode):
+        raise InsecurePath(f"{path} is no regular file: remove it")
+    mode = stat.S_IMODE(found.st_mode)
+    if mode & 0o077:
+        raise InsecurePath(
+            f"{path} is open to group or others (mode {mode:04o}): whoever could read it has its "
+            f"secrets. Run `chmod 600 {path}`, and replace what is in it"
+        )
+    if found.st_uid not in owners:
+        raise InsecurePath(
+            f"{path} belongs to user {found.st_uid}, trusted are "
+            f"{', '.join(map(str, sorted(owners)))}: let one of those own it, or remove it"
+        )

@@ -1,0 +1,84 @@
+"""The other ranks of this group on this host: whether each of them serves, as it tells itself.
+
+An engine that needs several ranks must not get some of them while others are still loading.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import anyio
+
+from preloadd.domain.lifecycle import State
+from preloadd.errors import OutOfDescriptors, ProtocolViolation
+from preloadd.linux.fds import OwnedFd
+from preloadd.linux.seqpacket import connect_now
+from preloadd.protocol.connection import ClientConnection
+from preloadd.protocol.messages import StateChanged, Watch
+from preloadd.transport.aio import Link
+
+_AGAIN_S = 0.05
+
+
+class Fellows:
+    """Watches the socket of every fellow; `sockets` are their paths by instance."""
+
+    def __init__(self, sockets: Mapping[str, Path]) -> None:
+        self._sockets = sockets
+        self._serving: set[str] = set()
+        self._whole = anyio.Event()
+        self._note()
+
+    @property
+    def missing(self) -> list[str]:
+        """The fellows that do not serve now."""
+        return sorted(self._sockets.keys() - self._serving)
+
+    async def whole(self, patience_s: float) -> bool:
+        """Whether all serve, now or within so many seconds."""
+        with anyio.move_on_after(patience_s):
+            await self._whole.wait()
+        return not self.missing
+
+    async def follow(self) -> None:
+        """Keep watching until cancelled."""
+        async with anyio.create_task_group() as watching:
+            for name, path in self._sockets.items():
+                watching.start_soon(self._follow, name, path)
+
+    async def _follow(self, name: str, path: Path) -> None:
+        while True:
+            try:
+                await self._listen(name, path)
+            except (OSError, ProtocolViolation, OutOfDescriptors):
+                # It is not there, or is coming back: its end and its next start are told apart.
+                pass
+            finally:
+                self._serving.discard(name)
+                self._note()
+            await anyio.sleep(_AGAIN_S)
+
+    async def _listen(self, name: str, path: Path) -> None:
+        """Note every state that one fellow tells; returns when it hangs up."""
+        link = Link(connect_now(path))
+        connection = ClientConnection[OwnedFd]()
+        try:
+            await link.send(connection.request(Watch()).data)
+            while True:
+                packet = await link.receive()
+                packet.close()
+                if packet.eof:
+                    return
+                told = connection.receive(packet.data)
+                serves = isinstance(told, StateChanged) and told.state is State.SERVING
+                (self._serving.add if serves else self._serving.discard)(name)
+                self._note()
+        finally:
+            link.close()
+
+    def _note(self) -> None:
+        if not self.missing:
+            self._whole.set()
+        elif self._whole.is_set():
+            self._whole = anyio.Event()

@@ -1,0 +1,98 @@
+"""One connection to a rank, over which it is asked again and again how it is."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from preloadd.errors import AccessDenied, ErrorCode, PreloadError, ProtocolViolation, Unavailable
+from preloadd.linux import seqpacket
+from preloadd.linux.fds import OwnedFd
+from preloadd.protocol.connection import ClientConnection
+from preloadd.protocol.messages import NotAvailable, Reason, Refused, Status, StatusTold
+from preloadd.transport.aio import Link
+from preloadd.transport.blocking import not_connected
+
+
+class Line:
+    """Owns a connected socket. After an error it can only be closed."""
+
+    def __init__(self, sock: socket.socket, path: Path) -> None:
+        self._link = Link(sock)
+        self._connection = ClientConnection[OwnedFd]()
+        self._path = path
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """Connect at once. Unavailable with reason BUSY if the rank accepts no connection.
+
+        Otherwise PreloadError as of `transport.blocking.connect`.
+        """
+        try:
+            sock = seqpacket.connect(path, timeout=0)
+        except TimeoutError as error:
+            raise Unavailable(
+                Reason.BUSY,
+                f"stuck: the daemon at {path} accepts no connection: see its log, and restart it "
+                "if it hangs",
+            ) from error
+        except OSError as error:
+            raise not_connected(path, error, 0) from error
+        return cls(sock, path)
+
+    async def ask(self) -> None:
+        """Send the question. Unavailable if the rank has gone."""
+        try:
+            await self._link.send(self._connection.request(Status()).data)
+        except OSError as error:
+            raise self._gone() from error
+
+    async def answer(self) -> StatusTold:
+        """Wait for the answer, without limit; may be cancelled and called again.
+
+        Unavailable if the rank has gone or has no room, AccessDenied, ProtocolViolation.
+        """
+        packet = await self._link.receive()
+        try:
+            if packet.eof:
+                raise self._gone()
+            reply = self._connection.receive(packet.data, packet.fds)
+        finally:
+            packet.close()
+        match reply:
+            case StatusTold():
+                return reply
+            case Refused():
+                raise _refusal(reply)
+            case NotAvailable():
+                raise ProtocolViolation(f"it does not tell its status: {reply.detail}")
+            case _:
+                raise ProtocolViolation(f"it answered a status request with {reply}")
+
+    def close(self) -> None:
+        """Hang up."""
+        self._link.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _gone(self) -> Unavailable:
+        return Unavailable(
+            "absent", f"the daemon at {self._path} hung up: it ended or was restarted, see its log"
+        )
+
+
+def _refusal(reply: Refused) -> PreloadError:
+    if reply.code == ErrorCode.DENIED:
+        return AccessDenied(reply.detail)
+    return ProtocolViolation(f"it refuses to tell its status: {reply.detail}")

@@ -1,0 +1,147 @@
+"""How the GPUs are, asked of the driver's management library, if there is one.
+
+The only module that knows NVML. Whatever fails here leaves the supervisor without these facts and
+with all others.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from preloadd.supervisor.devices import Device
+
+log = logging.getLogger(__name__)
+
+
+class Nvml(Protocol):
+    """Of the module `pynvml`, what is used here. Every call raises `NVMLError`."""
+
+    NVMLError: type[Exception]
+    NVML_MEMORY_ERROR_TYPE_CORRECTED: int
+    NVML_MEMORY_ERROR_TYPE_UNCORRECTED: int
+    NVML_VOLATILE_ECC: int
+    nvmlEventTypeXidCriticalError: int  # noqa: N815 - NVML's own names
+    nvmlMemory_v2: int  # noqa: N815
+
+    nvmlInit: Callable[[], None]  # noqa: N815
+    nvmlShutdown: Callable[[], None]  # noqa: N815
+    nvmlDeviceGetCount: Callable[[], int]  # noqa: N815
+    nvmlDeviceGetHandleByIndex: Callable[[int], Any]  # noqa: N815
+    nvmlDeviceGetUUID: Callable[[Any], str | bytes]  # noqa: N815
+    nvmlDeviceGetName: Callable[[Any], str | bytes]  # noqa: N815
+    nvmlDeviceGetMemoryInfo: Callable[[Any, int], Any]  # noqa: N815
+    nvmlDeviceGetTotalEccErrors: Callable[[Any, int, int], int]  # noqa: N815
+    nvmlEventSetCreate: Callable[[], Any]  # noqa: N815
+    nvmlEventSetFree: Callable[[Any], None]  # noqa: N815
+    nvmlDeviceRegisterEvents: Callable[[Any, int, Any], None]  # noqa: N815
+    nvmlEventSetWait_v2: Callable[[Any, int], Any]  # noqa: N815
+
+
+def load() -> Nvml | None:
+    """The library's binding; None where it is not installed."""
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    binding: Nvml = pynvml
+    return binding
+
+
+class Gpus:
+    """All GPUs of this host. Owns the library's state between `open` and `close`."""
+
+    def __init__(self, nvml: Nvml) -> None:
+        self._nvml = nvml
+        self._handles: dict[str, tuple[Any, str]] = {}
+        self._events: Any = None
+        self._xids: dict[str, Counter[int]] = {}
+
+    def open(self) -> bool:
+        """Find the GPUs; whether there are any. To be closed in that case only."""
+        try:
+            self._nvml.nvmlInit()
+        except self._nvml.NVMLError as error:
+            log.info("GPUs are not looked at: %s", error)
+            return False
+        try:
+            for index in range(self._nvml.nvmlDeviceGetCount()):
+                handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
+                uuid = _text(self._nvml.nvmlDeviceGetUUID(handle))
+                self._handles[uuid] = handle, _text(self._nvml.nvmlDeviceGetName(handle))
+        except self._nvml.NVMLError as error:
+            log.warning("not every GPU is looked at: %s", error)
+        self._listen()
+        return True
+
+    def close(self) -> None:
+        """Let go of the library."""
+        try:
+            if self._events is not None:
+                self._nvml.nvmlEventSetFree(self._events)
+            self._nvml.nvmlShutdown()
+        except self._nvml.NVMLError as error:
+            log.debug("closing NVML: %s", error)
+
+    def __call__(self) -> Sequence[Device]:
+        """Every GPU as it is now. Blocks for a moment, and never raises."""
+        self._collect_xids()
+        return [self._device(uuid) for uuid in self._handles]
+
+    def _device(self, uuid: str) -> Device:
+        nvml, (handle, name) = self._nvml, self._handles[uuid]
+        xids = tuple(sorted(self._xids.get(uuid, Counter()).items()))
+        try:
+            # The first version counts what the driver keeps for itself as used.
+            memory = nvml.nvmlDeviceGetMemoryInfo(handle, nvml.nvmlMemory_v2)
+        except nvml.NVMLError as error:
+            # A GPU that fell off the bus says so here.
+            return Device(uuid, name, xids=xids, problem=str(error))
+        return Device(
+            uuid,
+            name,
+            memory_used=int(memory.used),
+            memory_total=int(memory.used + memory.free),
+            ecc_corrected=self._ecc(handle, nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED),
+            ecc_uncorrected=self._ecc(handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED),
+            xids=xids,
+        )
+
+    def _ecc(self, handle: Any, kind: int) -> int | None:  # noqa: ANN401 - NVML's own
+        try:
+            return int(
+                self._nvml.nvmlDeviceGetTotalEccErrors(handle, kind, self._nvml.NVML_VOLATILE_ECC)
+            )
+        except self._nvml.NVMLError:  # no ECC, or switched off
+            return None
+
+    def _listen(self) -> None:
+        """Have Xid errors reported from now on; earlier ones are nowhere to be asked for."""
+        nvml = self._nvml
+        try:
+            self._events = nvml.nvmlEventSetCreate()
+            for handle, _ in self._handles.values():
+                nvml.nvmlDeviceRegisterEvents(
+                    handle, nvml.nvmlEventTypeXidCriticalError, self._events
+                )
+        except nvml.NVMLError as error:
+            log.info("Xid errors are not looked at: %s", error)
+
+    def _collect_xids(self) -> None:
+        nvml = self._nvml
+        while self._events is not None:
+            try:
+                event = nvml.nvmlEventSetWait_v2(self._events, 0)
+                uuid = _text(nvml.nvmlDeviceGetUUID(event.device))
+            except nvml.NVMLError:  # nothing more has come
+                return
+            number = int(event.eventData)
+            self._xids.setdefault(uuid, Counter())[number] += 1
+            log.error("GPU %s: the driver reports Xid %d: see the kernel log", uuid, number)
+
+
+def _text(value: str | bytes) -> str:
+    """Older bindings hand out bytes."""
+    return value.decode(errors="replace") if isinstance(value, bytes) else value

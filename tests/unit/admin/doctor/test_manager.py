@@ -1,0 +1,105 @@
+import http.server
+import socket
+import threading
+from contextlib import contextmanager
+
+import pytest
+
+from preloadd.admin.doctor.configuration import Raw
+from preloadd.admin.doctor.manager import examine
+
+RUNNING = """
+case "$*" in
+*--version*) echo 'systemd 252 (252.39-1~deb12u1)';;
+*show*) printf 'LoadState={state}\\nFileDescriptorStoreMax={store}\\nLimitNOFILESoft={files}\\n';;
+esac
+"""
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+def told(host, port=None):
+    found = examine(host.world, Raw(port=port or free_port()))
+    return {f.subject: (f.severity.value, f.text, f.remedy) for f in found}
+
+
+def test_everything_as_it_should_be(host, tool):
+    tool("systemctl", RUNNING.format(state="loaded", store=512, files=8192))
+    found = told(host)
+    assert {subject: f[0] for subject, f in found.items()} == dict.fromkeys(
+        ("systemd", "fd store", "open files", "supervisor"), "ok"
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "subject", "text"),
+    [
+        ({"state": "not-found"}, "units", "does not know preloadd@CPU-0.service"),
+        ({"store": 0}, "fd store", "weights are lost at a restart"),
+        ({"store": 64}, "fd store", "FileDescriptorStoreMax=64"),
+        ({"files": 1000}, "open files", "LimitNOFILE=1000"),
+    ],
+)
+def test_units_that_cannot_keep_weights(host, tool, given, subject, text):
+    usual = {"state": "loaded", "store": 512, "files": "infinity"}
+    tool("systemctl", RUNNING.format(**usual | given))
+    severity, found, remedy = told(host)[subject]
+    assert severity == "fault"
+    assert text in found
+    assert remedy
+
+
+def test_old_systemd(host, tool):
+    tool("systemctl", "echo 'systemd 249 (249.11)'")
+    severity, text, _ = told(host)["systemd"]
+    assert severity == "warning"
+    assert "systemd 249" in text
+
+
+def test_no_systemd_is_a_note(host):
+    host.environ["PATH"] = "/nowhere"
+    severity, text, remedy = told(host)["systemd"]
+    assert severity == "note"
+    assert "preloadd run" in text + remedy
+    assert "open files" in told(host)
+
+
+def test_systemd_that_fails_is_a_warning(host, tool):
+    tool("systemctl", "echo 'Transport endpoint is not connected' >&2; exit 1")
+    assert told(host)["systemd"][0] == "warning"
+
+
+def test_port_of_another_program(host):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        severity, text, remedy = told(host, server.getsockname()[1])["supervisor"]
+    assert severity == "fault"
+    assert "cannot listen on 127.0.0.1:" in text
+    assert "supervisor.port" in remedy
+
+
+class Answer(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b'{"alive": true}')
+
+    def log_message(self, *_):
+        pass
+
+
+@contextmanager
+def serving():
+    with http.server.HTTPServer(("127.0.0.1", 0), Answer) as server:
+        thread = threading.Thread(target=server.serve_forever, args=[0.01])
+        thread.start()
+        yield server.server_port
+        server.shutdown()
+        thread.join()
+
+
+def test_port_of_the_supervisor(host):
+    with serving() as port:
+        assert told(host, port)["supervisor"][:2] == ("ok", f"answers on 127.0.0.1:{port}")

@@ -1,0 +1,75 @@
+import os
+
+import pytest
+
+from preloadd.admin.doctor.configuration import read
+from preloadd.admin.doctor.permissions import examine
+
+
+def told(host):
+    found = examine(host.world, read(host.world))
+    return [(f.severity.value, f.subject, f.text, f.remedy) for f in found]
+
+
+@pytest.fixture(autouse=True)
+def usual_modes(host):
+    host.config.chmod(0o755)
+    for path in host.config.rglob("*"):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+
+
+def test_all_is_well(host):
+    assert [f[:2] for f in told(host)] == [("ok", "permissions"), ("ok", "state")]
+
+
+def test_file_that_others_can_change(host):
+    path = host.config / "groups.d/a.toml"
+    path.chmod(0o664)
+    assert told(host)[0] == (
+        "fault",
+        "permissions",
+        f"{path} is writable for group or others (mode 0664)",
+        f"chmod go-w {path}",
+    )
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_file_of_somebody_else_and_file_that_daemons_cannot_read(host):
+    os.chown(host.config / "preloadd.toml", 4242, -1)
+    (host.config / "groups.d/a.toml").chmod(0o600)
+    found = told(host)
+    assert "belongs to user 4242" in found[0][2]
+    assert "cannot be read by daemons (mode 0600)" in found[1][2]
+    assert found[1][3].startswith("chmod a+rX")
+
+
+@pytest.mark.parametrize("name", ["tokens.json", "seed.token"])
+def test_secrets_that_others_can_read(host, name):
+    path = host.root / "state" / name
+    path.touch(mode=0o600)
+    assert told(host)[-1][:2] == ("ok", "state")
+    path.chmod(0o640)
+    severity, _, text, remedy = told(host)[-1]
+    assert severity == "fault"
+    assert f"{path} is open to group or others (mode 0640)" in text
+    assert remedy.startswith(f"chmod 600 {path}")
+
+
+def test_state_folder_that_is_not_there_yet(host):
+    (host.root / "state").rmdir()
+    assert told(host)[-1][0] == "note"
+
+
+def test_state_folder_that_others_can_write(host):
+    (host.root / "state").chmod(0o777)
+    assert "writable for group or others (mode 0777)" in told(host)[-1][2]
+
+
+def test_unknown_user(host):
+    host.write("preloadd.toml", 'daemon_user = "nobody-at-all"\n').chmod(0o644)
+    assert told(host)[0][:3] == ("fault", "user", "there is no user 'nobody-at-all'")
+
+
+def test_missing_configuration(host):
+    host.environ["PRELOADD_CONFIG_DIR"] = str(host.root / "none")
+    assert f"{host.root / 'none'}: No such file" in str(told(host))

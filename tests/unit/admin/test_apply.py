@@ -1,0 +1,103 @@
+import pytest
+
+from preloadd.admin.apply import plan, write
+from preloadd.domain.settings import Digest
+from preloadd.errors import ConfigError
+from tests.checkpoints import llama
+
+A = "GPU-53b1d48b-de77-970d-5f91-576155feee6c"
+
+
+def test_first_application_drops_nothing(host):
+    host.group()
+    todo = plan(host.world)
+    assert (todo.drops, todo.edits) == ((), {})
+    assert todo.news == ("a: does not run: `systemctl start preloadd-group@a.target`",)
+
+
+def test_running_ranks_that_would_adopt_are_left_in_peace(host):
+    host.group()
+    host.running()
+    todo = plan(host.world)
+    assert todo.drops == ()
+    assert "a: runs" in todo.news[0]
+
+
+def test_other_digest_drops_weights(host):
+    host.group(more='digest = "full"')
+    host.running()
+    (drop,) = plan(host.world).drops
+    assert str(drop) == "a: CPU-0 would drop its weights: digest: was sampled, now full"
+
+
+def test_device_without_a_group_drops_weights(host):
+    host.group(gpus='["CPU-1"]')
+    host.running()
+    (drop,) = plan(host.world).drops
+    assert "no group has this device" in str(drop)
+
+
+def test_same_checkpoint_under_another_name_keeps_weights(host):
+    host.group()
+    (host.root / "link").symlink_to(host.model)
+    host.running(path=host.root / "link")
+    assert plan(host.world).drops == ()
+
+
+def test_other_checkpoint_drops_weights(host):
+    host.group()
+    host.running(path=llama(host.root / "other"))
+    (drop,) = plan(host.world).drops
+    assert str(host.root / "other") in str(drop)
+    assert str(host.model) in str(drop)
+
+
+def test_checkpoint_that_is_gone_counts_as_another(host):
+    host.group()
+    host.running(path=host.root / "gone", digest=Digest.SAMPLED)
+    assert len(plan(host.world).drops) == 1
+
+
+def test_group_with_other_ranks_is_told(host):
+    host.group(gpus='["CPU-0", "CPU-1"]', more="[parallel]\npipeline_parallel_size = 2\n")
+    host.running()
+    todo = plan(host.world)
+    assert "a: has other ranks now: `systemctl restart preloadd-group@a.target`" in todo.news
+    assert "parallel: was" in str(todo.drops[0])
+
+
+def test_what_no_rank_wrote_is_passed_over(host):
+    host.group()
+    host.running("CPU-1").write_text("{}")
+    host.running("CPU-2").rename(host.root / "run/preloadd/CPU-1/running.json")
+    assert plan(host.world).drops == ()
+
+
+def test_faults_are_told_all_at_once(host):
+    host.gpus(A)
+    host.group(more="x = 1")
+    host.group("b", gpus='["GPU-9"]')
+    with pytest.raises(ConfigError) as caught:
+        plan(host.world)
+    told = str(caught.value)
+    assert "b.toml: gpus: 'GPU-9' fits no GPU of this host" in told
+    assert "a.toml: x: no such key" in told
+
+
+def test_gpus_are_written_in_full_before_the_file_is_judged(host):
+    host.gpus(A)
+    path = host.group(gpus='"all"')
+    with pytest.raises(ConfigError) as caught:
+        plan(host.world)
+    assert f"gpus[0]: {A}: memory of GPUs: not in this version" in str(caught.value)
+    assert 'gpus = "all"' in path.read_text()
+
+
+def test_edits_keep_the_mode_of_the_file(host):
+    path = host.group()
+    path.chmod(0o640)
+    write({path: b"# new\n"})
+    assert path.read_text() == "# new\n"
+    assert path.stat().st_mode & 0o777 == 0o640
+    with pytest.raises(ConfigError, match="could not be written: No such file"):
+        write({host.root / "none/a.toml": b""})

@@ -1,0 +1,144 @@
+import os
+import sys
+
+import pytest
+
+from preloadd.admin.check import Report, check
+from preloadd.admin.report import as_json, complaints, summary
+from preloadd.config.host import survey
+
+
+def look(host) -> Report:
+    return check(survey(host.config, host.world.daemon_environ()), host.world)
+
+
+def faults(host) -> list[str]:
+    return [str(fault).replace(f"{host.config}/", "") for fault in look(host).faults]
+
+
+def test_a_host_that_is_right(host):
+    host.group(more='[access]\nusers = ["root"]\ngroups = ["0"]\n')
+    report = look(host)
+    assert report.faults == ()
+    (model,) = report.models
+    assert (model.group, model.folder, model.instances) == ("a", str(host.model), ("CPU-0",))
+    weights = sum(path.stat().st_size for path in host.model.glob("*.safetensors"))
+    assert model.nbytes >= weights > 0
+    assert summary(report).startswith("nothing is wrong: 1 groups, 1 ranks, ")
+    assert '"valid": true' in as_json(report)
+
+
+def test_faults_of_files_and_of_the_machine_at_once(host):
+    host.group("a", 'digest = "x"')
+    host.group("b", 'python = "/nowhere/python"', gpus='["CPU-1"]')
+    found = faults(host)
+    assert [line.split(":")[:2] for line in found] == [
+        ["groups.d/a.toml", " digest"],
+        ["groups.d/b.toml", " python"],
+    ]
+    assert "/nowhere/python: no executable file" in found[1]
+    assert complaints(look(host)).count("\n") >= 2
+    assert summary(look(host)) == ""
+
+
+def test_missing_model(host):
+    host.write("groups.d/a.toml", 'model = "/srv/none"\ngpus = ["CPU-0"]\n')
+    (fault,) = faults(host)
+    assert fault.startswith("groups.d/a.toml: model: /srv/none: no such folder")
+
+
+def test_hub_id_is_looked_for_where_the_service_looks_and_never_fetched(host):
+    host.write("groups.d/a.toml", 'model = "org/name"\ngpus = ["CPU-0"]\n')
+    (host.root / "etc/default/preloadd").write_text(f"HF_HOME={host.root}/hf\n")
+    (fault,) = faults(host)
+    assert f"{host.root}/hf/hub" in fault
+    assert "hf download org/name" in fault
+    folder = host.root / "hf/hub/models--org--name"
+    (folder / "refs").mkdir(parents=True)
+    (folder / "snapshots").mkdir()
+    (folder / "refs/main").write_text("abc")
+    (folder / "snapshots/abc").symlink_to(host.model)
+    assert faults(host) == []
+
+
+def test_checkpoint_that_is_none(host):
+    (host.model / "config.json").unlink()
+    host.group()
+    (fault,) = faults(host)
+    assert fault.startswith("groups.d/a.toml: model: ")
+    assert "config.json" in fault
+
+
+def test_interpreter_without_what_loaders_need(host):
+    bare = host.root / "python"
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+    bare.chmod(0o755)
+    host.group(more=f'python = "{bare}"')
+    (fault,) = faults(host)
+    assert f"a.toml: python: {bare} cannot run a loader: ModuleNotFoundError: No module" in fault
+
+
+def test_unknown_users_and_groups(host):
+    host.group(more='[access]\nusers = ["nobody-at-all"]\ngroups = ["none-such"]\n')
+    found = faults(host)
+    assert "groups.d/a.toml: access: there is no group 'none-such'" in found[0]
+    assert "groups.d/a.toml: access: there is no user 'nobody-at-all'" in found[1]
+
+
+def test_unknown_daemon_user_is_told_by_its_file(host):
+    host.write("preloadd.toml", 'daemon_user = "nobody-at-all"\n')
+    found = faults(host)
+    assert "preloadd.toml: daemon_user: there is no user 'nobody-at-all'" in found[0]
+    assert "systemd-sysusers" in found[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda host: (host.root / "s").chmod(0o777), "writable for group or others, mode 0777"),
+        (lambda host: (host.root / "s").rmdir() or (host.root / "s").touch(), "is no folder"),
+        (lambda host: os.chown(host.root / "s", 4242, -1), "belongs to user 4242"),
+    ],
+)
+def test_socket_folder_that_is_unfit(host, change, told):
+    if os.geteuid() != 0:
+        pytest.skip("only root gives folders away")
+    change(host)
+    (fault,) = faults(host)
+    assert fault.startswith("preloadd.toml: socket_dir: ")
+    assert told in fault
+
+
+def test_socket_folder_may_be_made_later_but_not_its_parent(host):
+    (host.root / "s").rmdir()
+    assert faults(host) == []
+    host.write("preloadd.toml", f'daemon_user = "root"\nsocket_dir = "{host.root}/x/y"\n')
+    assert any(
+        "socket_dir" in fault and "its parent is not there" in fault for fault in faults(host)
+    )
+
+
+def test_path_of_a_socket_that_is_too_long(host):
+    long = host.root / ("x" * 100)
+    long.mkdir(mode=0o755)
+    host.write(
+        "preloadd.toml",
+        f'daemon_user = "root"\nsocket_dir = "{long}"\nstate_dir = "{host.root}/state"\n',
+    )
+    host.group()
+    assert any("socket_dir" in fault and "107" in fault for fault in faults(host))
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can try things as another user")
+def test_model_that_the_service_cannot_read(host, socket_dir):
+    socket_dir.chmod(0o755)
+    host.write("preloadd.toml", f'daemon_user = "nobody"\nsocket_dir = "{host.root}/s"\n')
+    python = socket_dir / "python"  # one that nobody may run, wherever this one lies
+    python.write_text('#!/bin/sh\nexec /usr/bin/python3 "$@"\n')
+    python.chmod(0o755)
+    host.group(more=f'python = "{python}"')
+    host.model.chmod(0o700)
+    found = [fault for fault in faults(host) if ": model: " in fault]
+    assert "nobody cannot read it: " in found[0]
+    assert "no permission to enter it (open it: chmod, chown or setfacl)" in found[0]

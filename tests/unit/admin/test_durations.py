@@ -1,0 +1,17 @@
+import pytest
+
+from preloadd.admin.durations import seconds
+from preloadd.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("text", "length"), [("0", 0), ("90s", 90), ("30m", 1800), ("12h", 43200), ("90d", 7776000)]
+)
+def test_lengths(text, length):
+    assert seconds(text, "--x") == length
+
+
+@pytest.mark.parametrize("text", ["", "1", "-1d", "1w", "1.5h", "d", "999999d", "1d ", "٣d"])
+def test_what_is_none_names_the_flag(text):
+    with pytest.raises(ConfigError, match=r"--overlap: .* such as 90d"):
+        seconds(text, "--overlap")

@@ -1,0 +1,29 @@
+import json
+
+from preloadd.admin.show import as_json, as_table
+from preloadd.config.host import survey
+
+
+def test_every_value_has_its_origin(host):
+    host.host("[supervisor]\nport = 1234\n")
+    file = host.group(more="[parallel]\nenable_expert_parallel = true\n")
+    found = survey(host.config, {"PRELOADD_LOG_LEVEL": "debug"}, {("deadlines", "stop_s"): 3.0})
+    told = json.loads(as_json(found))
+    assert told["host"]["log_level"] == {"value": "debug", "origin": "PRELOADD_LOG_LEVEL"}
+    assert told["host"]["deadlines.stop_s"] == {"value": 3.0, "origin": "command line"}
+    assert told["host"]["supervisor.port"]["origin"] == str(host.config / "preloadd.toml")
+    assert told["host"]["supervisor.host"] == {"value": "127.0.0.1", "origin": "default"}
+    (group,) = told["groups"]
+    assert group["file"] == str(file)
+    assert group["settings"]["parallel.enable_expert_parallel"]["origin"] == str(file)
+    assert group["settings"]["name"] == {"value": "a", "origin": "default"}
+    assert group["settings"]["gpus"]["value"] == ["CPU-0"]
+
+
+def test_table_has_a_line_for_each(host):
+    host.group()
+    text = as_table(survey(host.config, {}))
+    assert 'log_level = "info"' in text
+    assert "  # default" in text
+    assert "[a.toml]" in text
+    assert f'model = "{host.model}"' in text

@@ -1,0 +1,105 @@
+import os
+import time
+
+import pytest
+
+from preloadd.cli.overview import Condition
+from preloadd.cli.ranks import ask_all, folders, in_parallel, places, request
+from preloadd.domain.lifecycle import State
+from preloadd.errors import ConfigError
+from preloadd.linux.locks import Lock
+from preloadd.protocol.messages import Done, Release
+
+GPU = "GPU-53b1d48b-de77-970d-5f91-576155feee6c"
+
+
+def look(folder, timeout=0.2):
+    return {rank.instance: rank for rank in ask_all(places([folder]), timeout=timeout)}
+
+
+def test_places_are_sockets_and_held_locks_and_nothing_else(ranks, socket_dir):
+    ranks.serve(f"{GPU}.draft")
+    ranks.leave("CPU-1")
+    for name in ("CPU-2", "not-a-rank", "CPU-3"):
+        (socket_dir / name).mkdir()
+    (socket_dir / "CPU-4").touch()
+    with Lock.take(socket_dir / "CPU-3", "CPU-3"):
+        found = {str(place.instance): place for place in places([socket_dir])}
+    assert sorted(found) == ["CPU-1", "CPU-3", f"{GPU}.draft"]
+    assert [found[name].pid for name in sorted(found)] == [None, os.getpid(), os.getpid()]
+    assert found[f"{GPU}.draft"].socket.name == "rank_draft.sock"
+
+
+def test_conditions(ranks, socket_dir):
+    ranks.serve("CPU-0", state=State.LOADING)
+    ranks.hang("CPU-1")
+    ranks.leave("CPU-2")
+    ranks.serve("CPU-3").become(instance="CPU-9")
+    (socket_dir / "CPU-4").mkdir()
+    with Lock.take(socket_dir / "CPU-4", "CPU-4"):
+        seen = look(socket_dir)
+    assert [rank.condition for rank in seen.values()] == [
+        Condition.LOADING,
+        Condition.STUCK,
+        Condition.ABSENT,
+        Condition.UNCLEAR,
+        Condition.STARTING,
+    ]
+    assert seen["CPU-1"].detail == f"process {os.getpid()} does not answer within 0.2 s"
+    assert seen["CPU-3"].detail == "its socket answers as CPU-9"
+
+
+def test_what_answers_nonsense_is_unclear(ranks, socket_dir):
+    ranks.serve("CPU-0").become(state="serving", tensors="many")
+    assert look(socket_dir)["CPU-0"].condition is Condition.UNCLEAR
+
+
+def test_ranks_that_hang_delay_nobody_for_longer_than_one_of_them(ranks, socket_dir):
+    for number in range(8):
+        ranks.hang(f"CPU-{number}")
+    began = time.monotonic()
+    assert len(look(socket_dir, timeout=0.3)) == 8
+    assert time.monotonic() - began < 1.5
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root is let in everywhere else")
+def test_a_rank_of_another_user_is_denied(ranks, socket_dir):
+    ranks.serve("CPU-0")
+    socket_dir.chmod(0o755)
+    os.seteuid(65534)
+    try:
+        seen = look(socket_dir)
+    finally:
+        os.seteuid(0)
+    assert seen["CPU-0"].condition is Condition.DENIED
+    assert "user 65534" in seen["CPU-0"].detail
+    assert seen["CPU-0"].in_use is None
+
+
+def test_a_request_and_its_answer(ranks):
+    rank = ranks.serve("CPU-0")
+    assert request(rank.path, Release(), timeout=5) == Done()
+
+
+def test_answers_come_in_the_order_of_the_questions():
+    assert in_parallel(lambda n: n * n, [3, 1, 2]) == [9, 1, 4]
+    assert in_parallel(lambda n: n, []) == []
+
+
+def test_a_chosen_folder_is_looked_into_whoevers_it_is(socket_dir):
+    socket_dir.chmod(0o777)
+    assert folders({}, os.geteuid(), socket_dir).paths == (socket_dir,)
+    with pytest.raises(ConfigError, match="--socket-dir"):
+        folders({}, os.geteuid(), socket_dir / "none")
+
+
+def test_folders_that_are_there_and_fit(socket_dir):
+    mine, open_to_all = socket_dir / "preloadd", socket_dir / f"preloadd-{os.geteuid()}"
+    mine.mkdir(mode=0o700)
+    open_to_all.mkdir()
+    open_to_all.chmod(0o755)
+    environ = {"XDG_RUNTIME_DIR": str(socket_dir), "TMPDIR": str(socket_dir)}
+    found = folders(environ, os.geteuid(), None)
+    assert mine in found.paths
+    assert open_to_all not in found.paths
+    assert any("chmod 700" in note for note in found.notes)

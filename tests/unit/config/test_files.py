@@ -1,0 +1,138 @@
+import os
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from preloadd.config.files import (
+    MAX_DEPTH,
+    MAX_NBYTES,
+    Fault,
+    Layers,
+    config_dir,
+    group_files,
+    host_files,
+    parse,
+    read,
+    read_all,
+    spelled,
+)
+
+
+def fault(path) -> str:
+    found = read(path)
+    assert isinstance(found, Fault)
+    assert found.origin == str(path)
+    assert found.key == ""
+    return found.text
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("a = 1\nb = = 2\n", "line 2, column 5"),
+        ("a = 1\nb", "line 2, the last"),
+        ("a = 1\na = 2\n", "line 2"),
+        ("a = " + "1" * 5000, "correct the TOML"),
+        ("a = " + "[" * 5000, "nested more than"),
+        (".".join("a" * 5000) + " = 1", "nested more than"),
+        ("a" + ".a" * MAX_DEPTH + " = 1", "nested more than"),
+    ],
+)
+def test_what_is_no_toml_is_told_with_its_line(tmp_path, text, told):
+    path = tmp_path / "x.toml"
+    path.write_text(text)
+    assert told in fault(path)
+
+
+def test_what_is_no_utf8_is_told_with_its_line(tmp_path):
+    path = tmp_path / "x.toml"
+    path.write_bytes(b"a = 1\n# \xe9\n")
+    assert fault(path) == "line 2: is not UTF-8 (save the file as UTF-8)"
+
+
+def test_nesting_up_to_the_limit_is_read():
+    assert isinstance(parse(("a" + ".a" * (MAX_DEPTH - 2) + " = 1").encode(), "x"), dict)
+
+
+def test_unreadable_things_are_told_and_never_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe.toml")
+    (tmp_path / "folder.toml").mkdir()
+    (tmp_path / "big.toml").write_bytes(b"#" * (MAX_NBYTES + 1))
+    assert "no regular file" in fault(tmp_path / "pipe.toml")
+    assert "no regular file" in fault(tmp_path / "folder.toml")
+    assert "1,048,577 bytes" in fault(tmp_path / "big.toml")
+    assert "No such file" in fault(tmp_path / "gone.toml")
+
+
+def test_files_are_found_in_order_without_what_editors_leave(tmp_path):
+    for name in ("preloadd.toml.d", "groups.d"):
+        (tmp_path / name).mkdir()
+    for name in ("20.toml", "10.toml", ".10.toml", "10.toml~", "notes.txt"):
+        (tmp_path / "preloadd.toml.d" / name).touch()
+    (tmp_path / "groups.d" / "a.toml").touch()
+    assert [path.name for path in host_files(tmp_path)] == ["10.toml", "20.toml"]
+    (tmp_path / "preloadd.toml").touch()
+    assert host_files(tmp_path)[0].name == "preloadd.toml"
+    assert [path.name for path in group_files(tmp_path)] == ["a.toml"]
+
+
+def test_one_bad_file_does_not_hide_the_others(tmp_path):
+    (tmp_path / "a.toml").write_text("=")
+    (tmp_path / "b.toml").write_text("b = 1")
+    documents, faults = read_all([tmp_path / "a.toml", tmp_path / "b.toml"])
+    assert [document.table for document in documents] == [{"b": 1}]
+    assert [fault.origin for fault in faults] == [str(tmp_path / "a.toml")]
+
+
+def test_edits_stand_in_the_place_of_files(tmp_path):
+    path = tmp_path / "a.toml"
+    path.write_text("a = 1")
+    documents, faults = read_all([path], {path: b"a = 2"})
+    assert (documents[0].table, faults) == ({"a": 2}, [])
+
+
+def test_later_layers_win_value_by_value_and_leave_their_tables_alone():
+    layers, first, second = (
+        Layers(),
+        {"t": {"a": 1, "b": 2}, "x": 1},
+        {"t": {"b": 3}, "x": {"y": 1}},
+    )
+    layers.lay("first", first)
+    layers.lay("second", second)
+    layers.lay("third", {"t": {"b": 4}})
+    assert layers.values == {"t": {"a": 1, "b": 4}, "x": {"y": 1}}
+    assert layers.origin(["t", "a"]) == "first"
+    assert layers.origin(["t", "b"]) == "third"
+    assert layers.origin(["x", "y"]) == "second"
+    assert layers.origin(["t", "missing", 3]) == "third"
+    assert layers.origin(["missing"]) is None
+    assert second == {"t": {"b": 3}, "x": {"y": 1}}
+
+
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        (("a", "b-c"), "a.b-c"),
+        (("gpus", 1), "gpus[1]"),
+        (("a b", "c\n"), '"a b"."c\\n"'),
+        (("",), '""'),
+    ],
+)
+def test_keys_are_spelled_on_one_line(key, text):
+    assert spelled(key) == text
+
+
+def test_another_folder_can_be_named():
+    assert str(config_dir({})) == "/etc/preloadd"
+    assert str(config_dir({"PRELOADD_CONFIG_DIR": "/x"})) == "/x"
+
+
+def test_fault_without_key_is_about_the_file():
+    assert str(Fault("f", "", "is bad")) == "f: is bad"
+    assert str(Fault("f", "k", "is bad")) == "f: k: is bad"
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_are_a_table_or_a_fault(raw):
+    assert isinstance(parse(raw, "x"), dict | Fault)

@@ -1,0 +1,121 @@
+from pathlib import Path
+
+import pytest
+
+from preloadd.config.host import HostSettings
+from preloadd.config.rank import Unclaimed, rank_settings, settings_on_this_host
+from preloadd.domain.ids import Instance
+from preloadd.domain.settings import Digest, RankSettings
+from preloadd.errors import ConfigError, ModelNotFound
+from tests.unit.config.conftest import GROUP
+
+TWO = """
+model = "org/m"
+revision = "r"
+gpus = ["CPU-7", "CPU-3"]
+[parallel]
+tensor_parallel_size = 2
+"""
+
+
+def locate(model: str, revision: str) -> Path:
+    return Path("/cache", model, revision)
+
+
+def settings(folder: Path, instance: str, **environ: str) -> RankSettings:
+    return settings_on_this_host(folder, environ, Instance.parse(instance), locate)
+
+
+def refused(folder: Path, instance: str, **environ: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        settings(folder, instance, **environ)
+    return str(caught.value)
+
+
+def test_local_rank_n_is_the_nth_device(write):
+    folder = write({"groups.d/two.toml": TWO})
+    first, second = settings(folder, "CPU-7"), settings(folder, "CPU-3")
+    assert (first.model.placement.tensor_rank, second.model.placement.tensor_rank) == (0, 1)
+    assert first.model.placement.parallel.tensor == 2
+
+
+def test_settings_carry_what_was_written(write):
+    folder = write(
+        {
+            "preloadd.toml": 'socket_dir = "/x"\nlog_level = "debug"\n[deadlines]\nstop_s = 3\n',
+            "groups.d/a.toml": 'python = "/opt/py"\ndigest = "full"\nchunk_bytes = "1MiB"\n'
+            f'{GROUP}[access]\nusers = ["42"]\n',
+        }
+    )
+    found = settings(folder, "CPU-0")
+    assert (found.group, found.instance, found.socket_dir) == ("a", "CPU-0", "/x")
+    assert found.model.path == "/srv/m"
+    assert found.model.digest is Digest.FULL
+    assert found.model.chunk_bytes == 1 << 20
+    assert (found.python, found.log_level, found.derived) == ("/opt/py", "debug", False)
+    assert found.access.users == ("42",)
+    assert found.deadlines.stop == 3
+
+
+def test_hub_ids_are_located_with_their_revision(write):
+    found = settings(write({"groups.d/two.toml": TWO}), "CPU-3")
+    assert (found.model.path, found.model.name) == ("/cache/org/m/r", "org/m")
+
+
+def test_faults_of_other_groups_do_not_matter(write):
+    folder = write({"groups.d/a.toml": "= =", "groups.d/b.toml": "x = 1", "groups.d/c.toml": GROUP})
+    assert settings(folder, "CPU-0").group == "c"
+
+
+def test_faults_of_its_own_group_are_all_told(write):
+    told = refused(write({"groups.d/a.toml": GROUP + 'modelz = 1\ndigest = "x"'}), "CPU-0")
+    assert "a.toml: modelz: " in told
+    assert "a.toml: digest: " in told
+
+
+def test_faults_of_the_host_are_told(write):
+    folder = write({"preloadd.toml": "x = 1", "groups.d/a.toml": GROUP})
+    assert "preloadd.toml: x: no such key" in refused(folder, "CPU-0")
+
+
+@pytest.mark.parametrize("instance", ["CPU-9", "CPU-0.draft"])
+def test_instance_of_no_group_is_told_with_the_groups_there_are(write, instance):
+    with pytest.raises(Unclaimed) as caught:
+        settings(write({"groups.d/a.toml": GROUP}), instance)
+    assert "groups.d" in str(caught.value)
+    assert f"no group has {instance} among its gpus (groups: a;" in str(caught.value)
+    assert f"preloadd@{instance}.service" in str(caught.value)
+
+
+def test_a_file_that_cannot_be_read_may_be_the_one(write):
+    folder = write({"groups.d/a.toml": "= ="})
+    with pytest.raises(ConfigError) as caught:
+        settings(folder, "CPU-0")
+    assert not isinstance(caught.value, Unclaimed)
+    assert "a.toml: line 1" in str(caught.value)
+    assert "no group has CPU-0" in str(caught.value)
+
+
+def test_device_of_two_groups_is_refused_unless_systemd_says_which(write):
+    folder = write({"groups.d/a.toml": GROUP, "groups.d/b.toml": GROUP})
+    assert "CPU-0 is given to the group of" in refused(folder, "CPU-0")
+    assert "CPU-0 is given to the group of" in refused(folder, "CPU-0", PRELOADD_GROUP="c")
+    for name in ("a", "b"):
+        assert settings(folder, "CPU-0", PRELOADD_GROUP=name).group == name
+
+
+def test_model_that_is_not_there_is_passed_on(write):
+    def missing(model: str, revision: str) -> Path:
+        raise ModelNotFound(f"no {model}")
+
+    folder = write({"groups.d/a.toml": GROUP})
+    with pytest.raises(ModelNotFound, match="no /srv/m"):
+        settings_on_this_host(folder, {}, Instance.parse("CPU-0"), missing)
+
+
+def test_defaults_of_files_are_defaults_of_settings(write):
+    found = settings(write({"groups.d/a.toml": GROUP}), "CPU-0")
+    plain = RankSettings("a", "CPU-0", "/run/preloadd", derived=False, model=found.model)
+    assert found == plain
+    assert rank_settings.__doc__
+    assert HostSettings().deadlines.deadlines == plain.deadlines

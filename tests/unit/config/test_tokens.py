@@ -1,0 +1,167 @@
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from preloadd.config.tokens import (
+    CREDENTIAL,
+    SECRET,
+    TOKENS,
+    change_tokens,
+    keep_secret,
+    own_secret,
+    read_tokens,
+)
+from preloadd.domain.tokens import PREFIX, token
+from preloadd.errors import ConfigError, InsecurePath, ReadFailed
+
+WORD = PREFIX + "a" * 43
+ONE = token("n", WORD, bytes(16), now=1.0, expires=None)
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def state(tmp_path):
+    folder = tmp_path / "state"
+    folder.mkdir(mode=0o750)
+    return folder
+
+
+def put(folder, *tokens):
+    change_tokens(folder, lambda _: tokens)
+
+
+def test_no_file_is_no_tokens(state):
+    assert read_tokens(state) == ()
+
+
+def test_tokens_come_back_and_only_the_owner_may_read_them(state):
+    old = os.umask(0)
+    try:
+        put(state, ONE)
+    finally:
+        os.umask(old)
+    assert read_tokens(state) == (ONE,)
+    assert (state / TOKENS).stat().st_mode & 0o777 == 0o600
+    assert WORD not in (state / TOKENS).read_text()
+    assert [path.name for path in state.iterdir()] == [TOKENS]
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o666])
+def test_file_that_others_can_read_is_refused(state, mode):
+    put(state, ONE)
+    (state / TOKENS).chmod(mode)
+    with pytest.raises(InsecurePath, match="chmod 600") as caught:
+        read_tokens(state)
+    assert str(state / TOKENS) in str(caught.value)
+    with pytest.raises(InsecurePath):
+        put(state)
+
+
+def test_link_is_refused(state, tmp_path):
+    put(state, ONE)
+    (state / TOKENS).rename(tmp_path / "elsewhere")
+    (state / TOKENS).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(InsecurePath, match="symbolic link"):
+        read_tokens(state)
+
+
+def test_folder_that_others_can_write_is_refused(state):
+    state.chmod(0o770)
+    with pytest.raises(InsecurePath, match="chmod go-w"):
+        put(state, ONE)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        '{"version": 1}',
+        '{"version": 1, "tokens": [{"name": "n"}]}',
+        '{"version": 1, "tokens": [{"name":"n","salt":"zz","digest":"","created":1}]}',
+    ],
+)
+def test_damaged_file_is_told(state, text):
+    (state / TOKENS).write_text(text)
+    (state / TOKENS).chmod(0o600)
+    with pytest.raises(ConfigError, match="damaged") as caught:
+        read_tokens(state)
+    assert str(state / TOKENS) in str(caught.value)
+
+
+def test_file_of_a_newer_version_is_not_touched(state):
+    (state / TOKENS).write_text('{"version": 2, "tokens": []}')
+    (state / TOKENS).chmod(0o600)
+    with pytest.raises(ConfigError, match="newer preloadd"):
+        put(state, ONE)
+
+
+def test_changes_from_several_sides_are_all_there(state):
+    def add(number):
+        fresh = token(f"t{number}", WORD, bytes(16), now=1.0, expires=None)
+        change_tokens(state, lambda tokens: (*tokens, fresh))
+
+    threads = [threading.Thread(target=add, args=[number]) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {one.name for one in read_tokens(state)} == {f"t{number}" for number in range(8)}
+
+
+FULL = """
+import resource, sys
+from pathlib import Path
+from preloadd.config.tokens import change_tokens
+from preloadd.errors import PreloadError
+resource.setrlimit(resource.RLIMIT_FSIZE, (10, 10))
+try:
+    change_tokens(Path(sys.argv[1]), lambda tokens: tokens * 3)
+except PreloadError as error:
+    print(error)
+    sys.exit(error.exit_status)
+"""
+
+
+def test_disk_that_takes_no_more_leaves_the_old_file(state):
+    put(state, ONE)
+    done = subprocess.run(
+        [sys.executable, "-c", FULL, str(state)], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 74, done.stderr
+    assert (
+        f"{state / TOKENS} could not be written: File too large. Nothing was changed" in done.stdout
+    )
+    assert read_tokens(state) == (ONE,)
+    assert [path.name for path in state.iterdir()] == [TOKENS]
+
+
+def test_missing_folder_is_told(tmp_path):
+    with pytest.raises(ReadFailed, match="No such file") as caught:
+        put(tmp_path / "none", ONE)
+    assert str(tmp_path / "none") in str(caught.value)
+
+
+def test_mirror_keeps_its_own_secret(state):
+    assert own_secret(state, {}) is None
+    keep_secret(state, WORD)
+    assert own_secret(state, {}) == WORD
+    assert (state / SECRET).stat().st_mode & 0o777 == 0o600
+    (state / SECRET).chmod(0o644)
+    with pytest.raises(InsecurePath):
+        own_secret(state, {})
+
+
+def test_credential_of_the_service_manager_comes_first(state, tmp_path):
+    keep_secret(state, WORD)
+    other = PREFIX + "b" * 43
+    (tmp_path / CREDENTIAL).write_text(f"{other}\n")
+    assert own_secret(state, {"CREDENTIALS_DIRECTORY": str(tmp_path)}) == other
+    (tmp_path / CREDENTIAL).write_text("nonsense")
+    with pytest.raises(ConfigError, match="holds no token"):
+        own_secret(state, {"CREDENTIALS_DIRECTORY": str(tmp_path)})

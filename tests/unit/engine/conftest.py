@@ -1,0 +1,26 @@
+"""A real daemon for a whole module, and what its tests need to attach to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.checkpoints import llama
+from tests.process.conftest import Manager, managing
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Manager]:
+    """A rank that serves a small Llama in several chunks. Tests leave it as they found it."""
+    with managing() as manage:
+        manager = manage(llama(tmp_path_factory.mktemp("engine") / "model"), chunk_bytes=1 << 16)
+        manager.start()
+        manager.ready()
+        yield manager
+
+
+@pytest.fixture
+def model(daemon: Manager) -> Path:
+    return Path(daemon.settings.model.path)

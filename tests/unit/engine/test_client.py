@@ -1,0 +1,178 @@
+"""Attaching to a real daemon. Hostile ones are in tests/process."""
+
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from preloadd.domain.ids import device_id
+from preloadd.domain.leases import Mode
+from preloadd.engine.client import attach
+from preloadd.engine.native import NativeCheckpoint
+from preloadd.engine.options import Options
+from preloadd.errors import InsecurePath, Mismatch, Unavailable
+from preloadd.linux import seqpacket
+from preloadd.memory.host import HostMapper
+from tests.checkpoints import llama, stored
+from tests.process.conftest import content, eventually
+
+
+@pytest.fixture
+def get(daemon, model):
+    """Attaches with these options; everything is let go of at the end."""
+    made = []
+
+    def get(*, wanted=None, environ=None, **options):
+        chosen = Options(**({"socket_path": daemon.socket} if environ is None else {}) | options)
+        wish = wanted or NativeCheckpoint(model).wanted(device_id("CPU-0"), client="engine")
+        found = attach(wish, chosen, HostMapper(), environ=environ or {}, uid=os.geteuid())
+        made.append(found)
+        return found
+
+    yield get
+    for found in made:
+        found.close()
+    eventually(lambda: daemon.status().lease_count == 0, lambda: "end of all leases")
+
+
+def test_the_weights_are_mapped_and_the_daemon_knows_who_holds_them(get, daemon, model):
+    attachment = get()
+    assert content(attachment) == stored(model)
+    assert not attachment.arena.writable
+    (lease,) = daemon.status().leases
+    assert (lease.client, lease.pid, lease.mode) == ("engine", os.getpid(), Mode.ZERO_COPY)
+    assert lease.generation == attachment.manifest.generation
+
+
+def test_closing_gives_the_lease_back(get, daemon):
+    get().close()
+    eventually(lambda: daemon.status().lease_count == 0, lambda: "end of the lease")
+
+
+def test_weights_in_use_stay_mapped_and_held(get, daemon):
+    attachment = get()
+    window = attachment.arena.chunk(0)
+    with pytest.raises(BufferError):
+        attachment.close()
+    assert daemon.status().lease_count == 1
+    assert window[:1] is not None
+    window.release()
+
+
+def test_an_abandoned_lease_leaves_the_mapping(get, daemon, model):
+    attachment = get()
+    attachment.abandon()
+    eventually(lambda: daemon.status().lease_count == 0, lambda: "end of the lease")
+    assert content(attachment) == stored(model)
+
+
+def test_a_refused_release_changes_nothing(get, daemon, model, caplog):
+    caplog.set_level("INFO")
+    one, _ = get(mode=Mode.COPY), get()
+    one.release()
+    assert daemon.status().generation == one.manifest.generation
+    assert content(one) == stored(model)
+
+
+def test_other_files_with_equal_content_are_matched_by_digest(get, tmp_path):
+    copy = llama(tmp_path / "copy")
+    wanted = NativeCheckpoint(copy).wanted(device_id("CPU-0"), client="engine")
+    assert content(get(wanted=wanted)) == stored(copy)
+
+
+def test_where_the_files_are_the_same_nothing_is_read(get, model):
+    def read(_: str) -> str:
+        raise AssertionError("the digest was read")
+
+    wanted = NativeCheckpoint(model).wanted(device_id("CPU-0"), client="engine")
+    assert get(wanted=replace(wanted, digest=read))
+
+
+def test_where_more_than_the_content_differs_nothing_is_read(get, tmp_path):
+    def read(_: str) -> str:
+        raise AssertionError("the digest was read")
+
+    other = NativeCheckpoint(llama(tmp_path / "other", seed=1), dtype="float32")
+    wanted = other.wanted(device_id("CPU-0"), client="engine")
+    with pytest.raises(Mismatch, match="dtype: daemon has 'float16', engine wants 'float32'"):
+        get(wanted=replace(wanted, digest=read))
+
+
+def test_other_content_is_a_mismatch_with_both_digests(get, tmp_path):
+    other = NativeCheckpoint(llama(tmp_path / "other", seed=1))
+    with pytest.raises(Mismatch) as refused:
+        get(wanted=other.wanted(device_id("CPU-0"), client="engine"))
+    ((field, theirs, ours),) = refused.value.fields
+    assert field == "checkpoint"
+    assert theirs != ours
+    assert theirs.startswith("sampled-1:")
+    assert ours.startswith("sampled-1:")
+
+
+def test_a_digest_that_this_engine_does_not_know_is_a_mismatch(get, tmp_path):
+    def unknown(method: str) -> str:
+        raise ValueError(method)
+
+    copy = NativeCheckpoint(llama(tmp_path / "copy")).wanted(device_id("CPU-0"), client="e")
+    with pytest.raises(Mismatch, match="checkpoint: daemon has 'sampled-1:"):
+        get(wanted=replace(copy, digest=unknown))
+
+
+def test_another_device_is_a_mismatch(get, model):
+    wanted = NativeCheckpoint(model).wanted(device_id("CPU-5"), client="engine")
+    with pytest.raises(Mismatch, match="device: daemon has 'CPU-0', engine wants 'CPU-5'"):
+        get(wanted=wanted)
+
+
+# -- finding the daemon --
+
+
+def test_it_is_found_in_a_folder_by_its_device(get, daemon):
+    assert get(socket_path=None, socket_dir=Path(daemon.settings.socket_dir))
+    assert get(environ={"PRELOADD_SOCKET_DIR": daemon.settings.socket_dir})
+
+
+def test_nobody_there_names_every_place(get, socket_dir):
+    with pytest.raises(Unavailable) as absent:
+        get(environ={"PRELOADD_SOCKET_DIR": str(socket_dir), "TMPDIR": str(socket_dir)})
+    assert absent.value.reason == "absent"
+    for path in (socket_dir, socket_dir / f"preloadd-{os.geteuid()}"):
+        assert f"{path}/CPU-0/rank.sock" in str(absent.value)
+
+
+def test_a_socket_that_its_daemon_left_hides_no_other_daemon(get, daemon, socket_dir):
+    stale = socket_dir / "preloadd" / "CPU-0" / "rank.sock"
+    stale.parent.mkdir(parents=True, mode=0o700)
+    stale.parents[1].chmod(0o700)
+    seqpacket.listen(stale, 0o600, 1).close()
+    both = {"PRELOADD_SOCKET_DIR": daemon.settings.socket_dir, "XDG_RUNTIME_DIR": str(socket_dir)}
+    assert get(environ=both)
+    alone = {"XDG_RUNTIME_DIR": str(socket_dir), "TMPDIR": str(socket_dir)}
+    with pytest.raises(Unavailable, match=f"nobody listens on {stale}: its daemon has ended"):
+        get(environ=alone)
+
+
+def test_an_unfit_folder_is_refused_and_not_passed_over(get, daemon):
+    folder = Path(daemon.settings.socket_dir)
+    folder.chmod(0o777)
+    try:
+        with pytest.raises(InsecurePath, match="writable for group or others"):
+            get(socket_path=None, socket_dir=folder)
+    finally:
+        folder.chmod(0o700)
+
+
+def test_without_fallback_an_absent_daemon_is_waited_for(get, socket_dir):
+    since = time.monotonic()
+    with pytest.raises(Unavailable, match="no daemon serves this device"):
+        get(socket_path=socket_dir / "none.sock", fallback=False, state_timeout_s=0.1)
+    assert 0.1 <= time.monotonic() - since < 2
+
+
+def test_with_fallback_the_first_answer_counts(get, socket_dir):
+    since = time.monotonic()
+    with pytest.raises(Unavailable):
+        get(socket_path=socket_dir / "none.sock")
+    assert time.monotonic() - since < 0.3

@@ -1,0 +1,142 @@
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from preloadd.domain.leases import Mode
+from preloadd.domain.lifecycle import State
+from preloadd.engine.torch import attach_checkpoint
+from preloadd.errors import ConfigError, Mismatch
+from preloadd.protocol import messages as m
+from tests.checkpoints import SHARDS, llama
+from tests.process.conftest import ROOT, eventually
+
+
+@pytest.fixture
+def get(daemon, model):
+    """The daemon's weights with these options; all are closed at the end."""
+    made = []
+
+    def get(**options):
+        found = attach_checkpoint(model, options={"socket_path": daemon.socket} | options)
+        made.append(found)
+        return found
+
+    yield get
+    for weights in made:
+        weights.close()
+
+
+@pytest.fixture
+def disk(model):
+    """What torch reads from the files."""
+    return {n: tensor for shard in SHARDS for n, tensor in load_file(model / shard).items()}
+
+
+def assert_equal(tensors, disk):
+    assert tensors.keys() == disk.keys()
+    for name, tensor in disk.items():
+        assert (tensors[name].dtype, tensors[name].shape) == (tensor.dtype, tensor.shape)
+        assert torch.equal(tensors[name], tensor), name
+
+
+def held(daemon, number):
+    eventually(lambda: daemon.status().lease_count == number, lambda: f"{number} leases")
+
+
+def test_zero_copy_tensors_equal_those_on_disk_and_lie_in_the_arena(get, disk, daemon):
+    weights = get()
+    assert_equal(weights.tensors, disk)
+    assert all(weights.shares(tensor) for tensor in weights.tensors.values())
+    assert not weights.shares(torch.zeros(3))
+    held(daemon, 1)
+    assert weights.mode is Mode.ZERO_COPY
+
+
+def test_closing_gives_the_lease_back(get, daemon):
+    with get() as weights:
+        held(daemon, 1)
+    assert weights.tensors == {}
+    held(daemon, 0)
+
+
+def test_tensors_in_use_keep_the_lease_and_are_told_of(get, daemon, disk):
+    weights = get()
+    name, tensor = next(iter(weights.tensors.items()))
+    with pytest.raises(BufferError, match="drop the tensors and the model, then close again"):
+        weights.close()
+    assert daemon.status().lease_count == 1
+    assert torch.equal(tensor, disk[name])
+    del tensor
+    weights.close()
+    held(daemon, 0)
+
+
+def test_an_abandoned_lease_leaves_the_tensors(get, daemon, disk):
+    weights = get()
+    tensors = dict(weights.tensors)
+    weights.abandon()
+    held(daemon, 0)
+    assert_equal(tensors, disk)
+
+
+def test_a_copy_is_ones_own_and_frees_the_daemons(get, daemon, disk):
+    weights = get(mode="copy")
+    assert daemon.status().state is State.RELEASED
+    assert_equal(weights.tensors, disk)
+    for tensor in weights.tensors.values():
+        tensor.add_(1)
+    assert not torch.equal(weights.tensors["model.norm.weight"], disk["model.norm.weight"])
+    assert daemon.ask(m.Load()) == m.Done()
+    eventually(lambda: daemon.status().state is State.SERVING, lambda: "another load")
+    assert_equal(get().tensors, disk)
+
+
+def test_a_copy_beside_another_engine_frees_nothing(get, daemon, disk):
+    other = get()
+    copied = get(mode="copy")
+    held(daemon, 1)
+    assert daemon.status().state is State.SERVING
+    assert_equal(copied.tensors, disk)
+    assert_equal(other.tensors, disk)
+
+
+def test_a_mismatch_and_a_wrong_option_are_errors(daemon, tmp_path):
+    other = llama(tmp_path / "other", seed=1)
+    with pytest.raises(Mismatch, match="checkpoint"):
+        attach_checkpoint(other, options={"socket_path": daemon.socket})
+    with pytest.raises(ConfigError, match="unknown option 'socket'"):
+        attach_checkpoint(other, options={"socket": daemon.socket})
+
+
+def test_the_device_comes_from_the_environment(daemon, model, monkeypatch):
+    monkeypatch.setenv("PRELOADD_DEVICES", "CPU-3")
+    with pytest.raises(Mismatch, match="device: daemon has 'CPU-0', engine wants 'CPU-3'"):
+        attach_checkpoint(model, options={"socket_path": daemon.socket})
+
+
+WRITING = """
+import sys
+from pathlib import Path
+from preloadd.engine.torch import attach_checkpoint
+weights = attach_checkpoint(Path(sys.argv[1]), options={"socket_path": sys.argv[2]})
+print("attached", flush=True)
+weights.tensors["model.norm.weight"].add_(1)
+"""
+
+
+@pytest.mark.slow
+def test_writing_to_shared_weights_ends_the_writer_and_harms_nobody(get, daemon, model, disk):
+    done = subprocess.run(
+        [sys.executable, "-c", WRITING, str(model), str(daemon.socket)],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout) == (-signal.SIGSEGV, b"attached\n"), done.stderr
+    held(daemon, 0)
+    assert_equal(get().tensors, disk)

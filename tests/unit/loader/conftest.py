@@ -1,0 +1,79 @@
+"""Settings of a rank with a real checkpoint, and the rank's end of a loader's link."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from preloadd.domain.settings import ModelSettings, RankSettings
+from preloadd.linux import seqpacket
+from preloadd.linux.fds import OwnedFd
+from preloadd.protocol import codec
+from preloadd.protocol import messages as m
+from preloadd.transport.blocking import Link
+from tests.checkpoints import llama
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return llama(tmp_path / "model")
+
+
+@pytest.fixture
+def settings_of(tmp_path: Path) -> Callable[..., RankSettings]:
+    """Settings of a rank for a model's folder, with further ones of the model as keywords."""
+
+    def settings_of(model: Path, *, instance: str = "CPU-0", **more) -> RankSettings:
+        return RankSettings(
+            group="tests",
+            instance=instance,
+            socket_dir=str(tmp_path),
+            derived=False,
+            model=ModelSettings(path=str(model), name=model.name, **more),
+        )
+
+    return settings_of
+
+
+@pytest.fixture
+def settings(settings_of: Callable[..., RankSettings], model: Path) -> RankSettings:
+    return settings_of(model, chunk_bytes=1 << 16)
+
+
+class Rank:
+    """A rank that takes down what its loader says. Owns the descriptors that came with it."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.link = Link(sock)
+        self.fds: list[OwnedFd] = []
+
+    def order(self, settings: RankSettings) -> None:
+        self.link.send(codec.encode(m.Order(settings=settings)))
+
+    def heard(self) -> list[m.LoaderReport]:
+        """All reports until the loader hangs up."""
+        found = []
+        while not (packet := self.link.receive()).eof:
+            self.fds += packet.fds
+            found.append(codec.decode_report(packet.data))
+        return found
+
+    def close(self) -> None:
+        self.link.close()
+        for fd in self.fds:
+            fd.close()
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[Rank, socket.socket]]:
+    """A rank, and the loader's end of the link to it."""
+    ours, theirs = seqpacket.pair()
+    with ExitStack() as undo:
+        rank = Rank(ours)
+        undo.callback(rank.close)
+        undo.callback(theirs.close)
+        yield rank, theirs

@@ -1,0 +1,124 @@
+import json
+import os
+import time
+
+import pytest
+
+from preloadd.domain.recipe import recipe_of
+from preloadd.domain.settings import Digest
+from preloadd.errors import CheckpointError, OutOfRoom
+from preloadd.linux.memfd import read_sealed
+from preloadd.loader.pipeline import load
+from preloadd.loader.report import Reporter
+from preloadd.memory.host import HostFiller
+from preloadd.protocol import messages as m
+from preloadd.protocol import payload
+from preloadd.transport.blocking import Link
+from preloadd.weights.checkpoint import content, identities_of, open_checkpoint
+from tests.checkpoints import CONFIG, SHARDS, sparse, stored
+
+
+@pytest.fixture
+def loaded(ends):
+    """Loads, and gives what the rank has heard of it."""
+    rank, sock = ends
+
+    def loaded(settings, digest_cache=None):
+        link = Link(sock)
+        try:
+            reporter = Reporter(link, clock=time.monotonic)
+            load(settings, HostFiller(), reporter, digest_cache=digest_cache)
+        finally:
+            link.close()
+        return rank.heard()
+
+    return loaded
+
+
+@pytest.fixture
+def manifest(ends):
+    """The manifest that came last."""
+    rank, _ = ends
+    return lambda: payload.decode(read_sealed(rank.fds[-1].fileno(), payload.MAX_NBYTES))
+
+
+def test_a_load_tells_its_phases_hands_over_chunks_and_ends_with_the_manifest(loaded, settings):
+    heard = loaded(settings)
+    phases = [report.phase for report in heard if isinstance(report, m.Progress)]
+    assert list(dict.fromkeys(phases)) == ["opening", "loading", "identifying"]
+    chunks = [report for report in heard if isinstance(report, m.ChunkFilled)]
+    assert [chunk.index for chunk in chunks] == list(range(len(chunks)))
+    assert len(chunks) > 3
+    assert isinstance(heard[-1], m.ManifestWritten)
+    assert [type(report) for report in heard].count(m.ManifestWritten) == 1
+    last = [report for report in heard if getattr(report, "phase", "") == "loading"][-1]
+    assert last.done == last.total > 0
+
+
+def test_the_chunks_hold_the_checkpoint_as_the_manifest_describes_it(
+    loaded, manifest, settings, model, ends
+):
+    loaded(settings)
+    found = manifest()
+    chunks = ends[0].fds[:-1]
+    assert [os.fstat(fd.fileno()).st_size for fd in chunks] == list(found.chunks)
+    tensors = {}
+    for name in found.tensors.name:
+        chunk, offset, nbytes = found.locate(name)
+        tensors[name] = os.pread(chunks[chunk].fileno(), nbytes, offset)
+    assert tensors == stored(model)
+
+
+def test_the_manifest_tells_where_it_all_comes_from(loaded, manifest, settings, model):
+    loaded(settings)
+    found = manifest()
+    checkpoint = open_checkpoint(model)
+    nbytes = sum(map(len, stored(model).values()))
+    assert found.recipe == recipe_of(settings, identities_of(model))
+    assert found.key["checkpoint"] == content(checkpoint, Digest.SAMPLED, None)
+    assert found.backend == "host"
+    assert found.shards == tuple(sorted(checkpoint.weights_identities()))
+    assert (found.counters["bytes_read"], found.counters["files"]) == (nbytes, len(SHARDS))
+    (config,) = found.artifacts
+    assert (config.kind, config.name, json.loads(config.data)) == ("config", "config.json", CONFIG)
+
+
+def test_every_load_makes_another_generation(loaded, manifest, settings, ends):
+    loaded(settings)
+    assert len(manifest().generation) == 32
+    assert int(manifest().generation, 16)
+
+
+def test_a_full_digest_is_told_as_it_goes_on_and_kept(
+    loaded, manifest, settings_of, model, tmp_path
+):
+    settings = settings_of(model, digest=Digest.FULL)
+    heard = loaded(settings, digest_cache=tmp_path / "digests")
+    told = [report for report in heard if getattr(report, "phase", "") == "identifying"]
+    assert told[0].done == 0
+    assert told[-1].done == told[-1].total
+    assert manifest().key["checkpoint"].startswith("full-1:")
+    assert len(list((tmp_path / "digests").glob("*.json"))) == len(SHARDS)
+
+
+def test_a_lack_of_memory_is_said_before_anything_is_allocated(loaded, settings_of, tmp_path, ends):
+    huge = settings_of(sparse(tmp_path / "huge", 2 << 40, tensors=128))
+    with pytest.raises(OutOfRoom) as refused:
+        loaded(huge)
+    assert refused.value.wanted == 2 << 40
+    assert refused.value.free < 2 << 40
+    assert not ends[0].fds
+    assert [report.phase for report in ends[0].heard()] == ["opening"]
+
+
+def test_a_damaged_checkpoint_is_said_before_anything_is_allocated(loaded, settings, model, ends):
+    (model / SHARDS[0]).write_bytes(b"")
+    with pytest.raises(CheckpointError, match=SHARDS[0]):
+        loaded(settings)
+    assert not ends[0].fds
+
+
+def test_a_rank_that_is_gone_ends_the_load(loaded, settings, ends):
+    ends[0].link.close()
+    with pytest.raises(BrokenPipeError):
+        loaded(settings)

@@ -1,0 +1,245 @@
+"""The rank's view of a loader, with stand-ins that are real processes and follow a script."""
+
+import os
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import anyio
+import pytest
+
+import preloadd
+from preloadd.domain.settings import Deadlines
+from preloadd.errors import DamagedManifest, LoaderFailed
+from preloadd.linux import memfd
+from preloadd.memory.host import HostKeeper
+from preloadd.rank import loading
+from preloadd.rank.loading import Loader
+from tests.unit.rank.conftest import ID, PAGE, open_descriptors
+
+pytestmark = pytest.mark.anyio
+
+ROOT = Path(preloadd.__file__).parents[1]
+
+PROLOGUE = """
+import os, signal, socket, sys, time
+from contextlib import suppress
+from preloadd.linux.fds import OwnedFd
+from preloadd.linux.memfd import create, sealed_bytes
+from preloadd.linux.notify import inherited
+from preloadd.memory.host import HostFiller
+from preloadd.protocol import codec, messages as m
+from preloadd.transport.blocking import Link
+(fd,) = inherited(os.environ, os.getpid())["link"]
+link = Link(socket.socket(fileno=fd.take()))
+order = codec.decode_order(link.receive().data)
+def say(message, *fds):
+    link.send(codec.encode(message), fds)
+def chunk(index, nbytes=4096, told=None):
+    with HostFiller().create(nbytes) as made:
+        say(m.ChunkFilled(index=index, nbytes=told or nbytes), made.fd)
+def manifest():
+    data = open(os.environ["MANIFEST"], "rb").read()
+    with sealed_bytes("manifest", data) as fd:
+        say(m.ManifestWritten(nbytes=len(data)), fd)
+def good():
+    chunk(0); chunk(1, 8192); manifest()
+"""
+
+
+@pytest.fixture
+def load(tmp_path, settings, make):
+    """Loads with a loader that does as `script` says; the generation is closed at the end."""
+    original = make()
+    data = os.pread(original.sealed.fileno(), 1 << 20, 0)
+    (tmp_path / "manifest").write_bytes(data)
+    environ = os.environ | {"PYTHONPATH": str(ROOT), "MANIFEST": str(tmp_path / "manifest")}
+    generations = []
+
+    async def load(script, *, told=lambda _: None, **deadlines):
+        argv = [sys.executable, "-c", PROLOGUE + script]
+        chosen = replace(settings, deadlines=Deadlines(**{"silence": 10.0, "stop": 0.4, **deadlines}))
+        generations.append(await Loader(argv, environ, HostKeeper()).load(chosen, told))
+        return generations[-1]
+
+    yield load
+    for generation in generations:
+        generation.close()
+
+
+async def test_what_a_loader_hands_over_becomes_a_sealed_generation(load):
+    before = open_descriptors()
+    told = []
+    generation = await load(
+        "say(m.Progress(phase='loading', done=1, total=2)); good()", told=told.append
+    )
+    assert generation.id == ID
+    assert [(report.phase, report.done, report.total) for report in told] == [("loading", 1, 2)]
+    for fd, nbytes in zip(generation.chunks, (PAGE, 2 * PAGE), strict=True):
+        HostKeeper().verify(fd.fileno(), nbytes)
+    assert open_descriptors() == before + 3
+
+
+async def test_the_loader_is_told_what_to_load(load, settings):
+    await load(
+        f"assert order.settings.model.name == {settings.model.name!r}, order\n"
+        f"assert order.settings.instance == 'CPU-0'\ngood()"
+    )
+
+
+BAD = {
+    "it says why": (
+        "say(m.Failed(code='checkpoint', detail='model.safetensors is empty')); sys.exit(65)",
+        65,
+        "model.safetensors is empty",
+    ),
+    "it says why and ends well": (
+        "say(m.Failed(code='checkpoint', detail='so be it'))",
+        1,
+        "so be it",
+    ),
+    "late": ("good(); say(m.Failed(code='config', detail='warm-up')); sys.exit(78)", 78, "warm-up"),
+    "it crashes": ("chunk(0); 1 / 0", 1, "ended with 1 before the weights were complete"),
+    "it is killed": (
+        "chunk(0); os.kill(os.getpid(), signal.SIGKILL)",
+        137,
+        "was killed by signal 9 before the weights were complete",
+    ),
+    "it fails at the very end": ("good(); sys.exit(3)", 3, "ended with 3"),
+    "it ends without a word": ("pass", 1, "ended with 0 before the weights were complete"),
+    "no manifest": ("chunk(0); chunk(1, 8192)", 1, "ended with 0 before the weights were"),
+    "noise": ("link.send(b'noise'); time.sleep(60)", 76, "the loader was ended: the packet is"),
+    "chunks out of order": ("chunk(1); time.sleep(60)", 76, "index 1 after 0 chunks"),
+    "a chunk without its descriptor": (
+        "say(m.ChunkFilled(index=0, nbytes=4096)); time.sleep(60)",
+        76,
+        "descriptors: 0 instead of 1",
+    ),
+    "a manifest before its chunks": ("manifest(); time.sleep(60)", 76, "a manifest after 0 chunks"),
+    "a request": ("say(m.Status()); time.sleep(60)", 76, "not a loader's report"),
+}
+
+
+@pytest.mark.parametrize(("script", "status", "why"), BAD.values(), ids=BAD)
+async def test_a_loader_without_weights_is_an_error_with_its_status(load, script, status, why):
+    before = open_descriptors()
+    with pytest.raises(LoaderFailed) as failed:
+        await load(script)
+    assert failed.value.exit_status == status
+    assert why in str(failed.value)
+    assert open_descriptors() == before
+
+
+LIES = {
+    "chunks of other sizes": ("chunk(0); chunk(1); manifest()", "does not describe the chunks"),
+    "a chunk smaller than told": ("chunk(0, 4096, 8192); manifest()", "4096 bytes instead of 8192"),
+    "a chunk that cannot be sealed": (
+        "say(m.ChunkFilled(index=0, nbytes=4096), OwnedFd(os.open('/dev/zero', 0))); manifest()",
+        "something else than a memfd|read-only or refuses seals",
+    ),
+    "a manifest of noise": (
+        "chunk(0)\nwith sealed_bytes('m', b'noise') as fd:\n  say(m.ManifestWritten(nbytes=5), fd)",
+        "no manifest of this version",
+    ),
+}
+
+
+@pytest.mark.parametrize(("script", "why"), LIES.values(), ids=LIES)
+async def test_what_a_loader_made_is_proved(load, script, why):
+    before = open_descriptors()
+    with pytest.raises(DamagedManifest, match=why):
+        await load(script)
+    assert open_descriptors() == before
+
+
+@pytest.mark.slow
+async def test_a_silent_loader_is_ended_and_its_phase_told(load):
+    since = time.monotonic()
+    with pytest.raises(LoaderFailed, match=r"said nothing for 1 s while warming: it was") as failed:
+        await load("say(m.Progress(phase='warming'))\ntime.sleep(60)", silence=1.0)
+    assert failed.value.exit_status == 137
+    assert time.monotonic() - since < 5
+
+
+@pytest.mark.slow
+async def test_progress_is_a_sign_of_life(load):
+    await load(
+        "for n in range(5): say(m.Progress(phase='loading', done=n, total=5)); time.sleep(0.2)\n"
+        "good()",
+        silence=0.8,
+    )
+
+
+async def test_a_loader_that_does_not_end_is_ended_and_not_believed(load, monkeypatch):
+    monkeypatch.setattr(loading, "_EXIT_S", 0.1)
+    with pytest.raises(LoaderFailed, match="signal 15"):
+        await load("good(); link.close(); time.sleep(60)")
+
+
+@pytest.mark.slow
+async def test_a_loader_that_ignores_that_it_is_ended_is_killed_with_all_its_children(
+    load, tmp_path
+):
+    script = f"""
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+pid = os.fork()
+if not pid:
+    time.sleep(60)
+open({str(tmp_path / "pids")!r}, "w").write(f"{{os.getpid()}} {{pid}}")
+say(m.Progress(phase="stubborn"))
+time.sleep(60)
+"""
+    with pytest.raises(LoaderFailed, match="while stubborn"):
+        await load(script, silence=1.0)
+    for pid in map(int, (tmp_path / "pids").read_text().split()):
+        assert not alive(pid)
+
+
+@pytest.mark.slow
+async def test_children_that_a_loader_leaves_are_gone_before_its_chunks_are_sealed(load, tmp_path):
+    """They may still have them mapped writable."""
+    script = f"""
+with HostFiller().create(4096) as made:
+    say(m.ChunkFilled(index=0, nbytes=4096), made.fd)
+    if not (pid := os.fork()):
+        link.close()
+        time.sleep(60)
+open({str(tmp_path / "pids")!r}, "w").write(str(pid))
+chunk(1, 8192); manifest()
+"""
+    generation = await load(script)
+    assert not alive(int((tmp_path / "pids").read_text()))
+    assert memfd.seals(generation.chunks[0].fileno()) & memfd.SEAL_FUTURE_WRITE
+
+
+def alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+async def test_cancelling_ends_the_loader(load, tmp_path):
+    script = f"""
+open({str(tmp_path / "pids")!r}, "w").write(str(os.getpid()))
+say(m.Progress(phase="loading"))
+time.sleep(60)
+"""
+    with anyio.CancelScope() as scope:
+        await load(script, told=lambda _: scope.cancel())
+    assert scope.cancelled_caught
+    assert not alive(int((tmp_path / "pids").read_text()))
+
+
+async def test_a_command_that_is_not_there_is_said(settings):
+    loader = Loader(["/nonexistent/python"], os.environ, HostKeeper())
+    with pytest.raises(LoaderFailed, match="ended with 127") as failed:
+        await loader.load(settings, lambda _: None)
+    assert failed.value.exit_status == 127
+
+
+async def test_no_descriptors_for_another_load_is_the_systems_own_error(load, descriptors_left):
+    with descriptors_left(1), pytest.raises(OSError, match="Too many open files"):
+        await load("good()")

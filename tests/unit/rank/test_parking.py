@@ -1,0 +1,215 @@
+import errno
+import logging
+import os
+from contextlib import asynccontextmanager
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from preloadd.domain.leases import Lease, Mode
+from preloadd.linux import seqpacket
+from preloadd.linux.notify import Notifier
+from preloadd.rank import parking
+from preloadd.rank.parking import Parking
+from tests.unit.rank.conftest import ID, open_descriptors
+
+pytestmark = pytest.mark.anyio
+
+LEASE = Lease("0b" * 8, ID, Mode.COPY, "engine", 7)
+
+
+@asynccontextmanager
+async def working(notifier):
+    """A parking that does its work in the block."""
+    made = Parking(notifier)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(made.work)
+        yield made
+        tasks.cancel_scope.cancel()
+
+
+async def read_until(told, wanted, found=None):
+    """What the manager was told, up to something with the verb `wanted`."""
+    found = [] if found is None else found
+    with anyio.fail_after(5):
+        while wanted not in {verb for verb, _, _ in found}:
+            found += told()
+            await anyio.sleep(0.002)
+    return found
+
+
+async def test_a_generation_is_parked_chunks_first_and_its_manifest_last(notifier, told, make):
+    found = []
+    async with working(notifier) as it, anyio.create_task_group() as reading:
+        reading.start_soon(read_until, told, "BARRIER", found)
+        await it.commit(make())
+    assert found == [
+        ("FDSTORE", f"chunk.{ID}.0", 1),
+        ("FDSTORE", f"chunk.{ID}.1", 1),
+        ("FDSTORE", f"manifest.{ID}", 1),
+        ("BARRIER", "", 1),
+    ]
+
+
+async def test_it_is_not_committed_before_the_manager_has_it_all(notifier, told, make):
+    async with working(notifier) as it:
+        with anyio.move_on_after(0.1) as waiting:
+            await it.commit(make())
+        assert waiting.cancelled_caught
+
+
+async def test_what_is_parked_are_the_chunks_themselves(notifier, manager, make):
+    generation = make()
+    async with working(notifier) as it, anyio.create_task_group() as tasks:
+        tasks.start_soon(it.commit, generation)
+        messages = []
+        with anyio.fail_after(5):
+            while len(messages) < 4:
+                await anyio.wait_readable(manager)
+                messages.append(manager.receive())
+        for message, fd in zip(messages, [*generation.chunks, generation.sealed], strict=False):
+            assert message.fields["FDPOLL"] == "0"
+            assert os.fstat(message.fds[0].fileno()).st_ino == os.fstat(fd.fileno()).st_ino
+        for message in messages:
+            message.close()
+
+
+async def test_a_generation_is_evicted_manifest_first(notifier, told, make):
+    async with working(notifier) as it:
+        it.evict(make())
+        await it.ready()
+    assert told() == [
+        ("FDSTOREREMOVE", f"manifest.{ID}", 0),
+        ("FDSTOREREMOVE", f"chunk.{ID}.0", 0),
+        ("FDSTOREREMOVE", f"chunk.{ID}.1", 0),
+        ("READY", "", 0),
+    ]
+
+
+async def test_leases_are_polled_and_the_listener_is_not(notifier, manager):
+    ours, theirs = seqpacket.pair()
+    with ours, theirs:
+        async with working(notifier) as it:
+            it.keep_lease(LEASE, ours.fileno())
+            it.keep_listener(theirs.fileno())
+            await it.ready()
+            it.drop_lease(LEASE)
+            await it.ready()
+    messages = [manager.receive() for _ in range(5)]
+    assert [message.fields for message in messages] == [
+        {"FDSTORE": "1", "FDNAME": LEASE.fdname},
+        {"FDSTORE": "1", "FDNAME": "listen", "FDPOLL": "0"},
+        {"READY": "1"},
+        {"FDSTOREREMOVE": "1", "FDNAME": LEASE.fdname},
+        {"READY": "1"},
+    ]
+    for message in messages:
+        message.close()
+
+
+async def test_what_is_parked_may_be_closed_before_its_turn_comes(notifier, manager):
+    ours, theirs = seqpacket.pair()
+    it = Parking(notifier)
+    with theirs:
+        with ours:
+            it.keep_listener(ours.fileno())
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(it.work)
+            await it.ready()
+            tasks.cancel_scope.cancel()
+        message = manager.receive()
+        theirs.send(b"still open")
+        with seqpacket.adopted(message.fds[0]) as kept:
+            assert kept.recv(100) == b"still open"
+    assert manager.receive().fields == {"READY": "1"}
+
+
+async def test_a_manager_that_hangs_keeps_nobody_waiting_who_only_tells(notifier, told):
+    ours, theirs = seqpacket.pair()
+    with ours, theirs:
+        async with working(notifier) as it:
+            for _ in range(50):  # more than a socket's queue takes
+                it.keep_listener(ours.fileno())
+            await anyio.sleep(0.05)
+            found = []
+            async with anyio.create_task_group() as reading:
+                reading.start_soon(read_until, told, "READY", found)
+                await it.ready()
+    assert found == [*[("FDSTORE", "listen", 1)] * 50, ("READY", "", 0)]
+
+
+async def test_leases_that_come_and_go_use_up_nothing_while_a_manager_hangs(notifier, told):
+    ours, theirs = seqpacket.pair()
+    with ours, theirs:
+        async with working(notifier) as it:
+            before = open_descriptors()
+            for _ in range(100):
+                it.keep_lease(LEASE, ours.fileno())
+                it.drop_lease(LEASE)
+                await anyio.lowlevel.checkpoint()
+            assert open_descriptors() < before + 5
+            async with anyio.create_task_group() as reading:
+                reading.start_soon(read_until, told, "READY")
+                await it.ready()
+
+
+async def test_no_more_leases_are_parked_than_a_hanging_manager_may_owe(
+    notifier, monkeypatch, caplog, told
+):
+    monkeypatch.setattr(parking, "MOST_WAITING", 3)
+    ours, theirs = seqpacket.pair()
+    with ours, theirs:
+        async with working(notifier) as it:
+            for _ in range(5):
+                it.keep_lease(LEASE, ours.fileno())
+            await it.ready()
+    assert told() == [*[("FDSTORE", LEASE.fdname, 1)] * 3, ("READY", "", 0)]
+    assert caplog.text.count("a lease will not outlive this daemon") == 2
+
+
+async def test_a_release_is_marked_for_the_next_life(notifier, told):
+    async with working(notifier) as it:
+        it.mark_released()
+        await it.ready()
+    assert told() == [("FDSTORE", "released", 1), ("READY", "", 0)]
+
+
+async def test_a_manager_that_does_not_answer_in_time_is_an_error(notifier, monkeypatch, caplog):
+    monkeypatch.setattr(parking, "BARRIER_S", 0.05)
+    async with working(notifier) as it:
+        with pytest.raises(TimeoutError, match="did not answer in"):
+            await it.settle()
+        assert "could not be told what to keep" in caplog.text
+        await it.ready()  # the next order is carried out all the same
+
+
+async def test_a_manager_that_is_gone_is_an_error(notifier, manager, make, caplog):
+    manager.close()
+    async with working(notifier) as it:
+        with pytest.raises(OSError, match=r"refused|not connected"):
+            await it.commit(make())
+    assert "could not be told what to keep" in caplog.text
+
+
+async def test_without_a_manager_everything_is_done_at_once(make):
+    async with working(Notifier({})) as it:
+        await it.commit(make())
+        it.evict(make())
+        await it.ready()
+
+
+async def test_a_lease_that_cannot_be_parked_is_none_the_less_granted(notifier, told, caplog):
+    async with working(notifier) as it:
+        it.keep_lease(LEASE, _closed())
+        await it.ready()
+    assert told() == [("READY", "", 0)]
+    assert "the lease of engine will not outlive this daemon" in caplog.text
+    assert os.strerror(errno.EBADF) in caplog.text
+    assert caplog.records[0].levelno == logging.WARNING
+
+
+def _closed() -> int:
+    fd = os.dup(2)
+    os.close(fd)
+    return fd

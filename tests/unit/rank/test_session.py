@@ -1,0 +1,238 @@
+"""The desk over real sockets: what each request does to the service, and what ends a lease."""
+
+import socket
+from contextlib import asynccontextmanager, closing
+
+import anyio
+import pytest
+
+from preloadd.domain.access import Peer, Policy
+from preloadd.domain.leases import Lease, Mode
+from preloadd.domain.lifecycle import State
+from preloadd.errors import ErrorCode
+from preloadd.linux import seqpacket
+from preloadd.linux.notify import Notifier
+from preloadd.protocol import codec
+from preloadd.protocol import messages as m
+from preloadd.protocol.connection import ServerConnection
+from preloadd.rank.fellows import Fellows
+from preloadd.rank.parking import Parking
+from preloadd.rank.service import Service
+from preloadd.rank.session import Desk
+from preloadd.transport.aio import Limits, Link, Session
+from tests.unit.rank.conftest import ID, KEY, open_descriptors
+
+pytestmark = pytest.mark.anyio
+
+OPERATOR, GUEST = Peer(7, 0, frozenset({0})), Peer(8, 1000, frozenset({1000}))
+ATTACH = m.Attach(key=KEY, device="CPU-0", mode=Mode.COPY, client="engine")
+
+
+class Client:
+    """One end of a socket pair; the other one is a session at the desk."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.link = Link(sock)
+
+    async def ask(self, request: m.Request) -> m.Reply | None:
+        """The answer; None at the end. Descriptors are counted and closed."""
+        await self.link.send(codec.encode(request))
+        return await self.told()
+
+    async def told(self) -> m.Reply | None:
+        with anyio.fail_after(5):
+            with closing(await self.link.receive()) as packet:
+                self.fds = len(packet.fds)
+                return None if packet.eof else codec.decode_reply(packet.data)
+
+    def leave(self) -> None:
+        self.link.close()
+
+
+class Stage:
+    def __init__(self, service: Service, parking: Parking, tasks) -> None:
+        self.service = service
+        self.parking = parking
+        self._desk = Desk(service, Policy(owner=0), Fellows({}))
+        self._tasks = tasks
+        self._links: list[Link] = []
+
+    def client(self, peer: Peer = GUEST, *, lease: Lease | None = None) -> Client:
+        """A client at the desk, maybe with a lease from an earlier daemon."""
+        ours, theirs = seqpacket.pair()
+        connection = ServerConnection.resumed_lease(lease.id) if lease else ServerConnection()
+        self._links.append(Link(ours))
+        session = Session(self._links[-1], connection, peer, Limits())
+        self._tasks.start_soon(self._serve, session)
+        client = Client(theirs)
+        self._links.append(client.link)
+        return client
+
+    async def _serve(self, session: Session) -> None:
+        await self._desk.serve(session)
+        await session.end()
+
+    async def leases(self, number: int) -> None:
+        """Wait until there are so many leases."""
+        with anyio.fail_after(5):
+            while self.service.status().lease_count != number:  # noqa: ASYNC110
+                await anyio.sleep(0.001)
+
+    def close(self) -> None:
+        for link in self._links:
+            link.close()
+
+
+@asynccontextmanager
+async def staged(settings, generation):
+    parking = Parking(Notifier({}))
+    async with anyio.create_task_group() as tasks:
+        service = Service(settings, parking, clock=anyio.current_time)
+        service.adopted(generation)
+        tasks.start_soon(parking.work)
+        with closing(service), closing(Stage(service, parking, tasks)) as stage:
+            try:
+                yield stage
+            finally:
+                tasks.cancel_scope.cancel()
+                with anyio.CancelScope(shield=True):
+                    await anyio.lowlevel.checkpoint()
+
+
+@pytest.fixture
+async def stage(settings, make):
+    async with staged(settings, make()) as stage:
+        yield stage
+
+
+async def test_a_client_asks_one_thing_after_the_other(stage):
+    client = stage.client()
+    assert (await client.ask(m.Status())).state is State.SERVING
+    assert isinstance(await client.ask(m.Memory(key=KEY, device="CPU-0")), m.MemoryHeld)
+    assert isinstance(await client.ask(m.Attach(key={}, device="CPU-0")), m.Mismatched)
+    assert (await client.ask(m.Load())).code == ErrorCode.DENIED
+    assert stage.service.status().lease_count == 0
+
+
+async def test_a_lease_lasts_as_long_as_its_connection(stage):
+    before = open_descriptors()
+    client = stage.client()
+    granted = await client.ask(ATTACH)
+    assert (granted.generation, client.fds) == (ID, 3)
+    (lease,) = stage.service.status().leases
+    assert (lease.id, lease.client, lease.pid, lease.mode) == (
+        granted.lease,
+        "engine",
+        GUEST.pid,
+        Mode.COPY,
+    )
+    client.leave()
+    await stage.leases(0)
+    assert open_descriptors() <= before + 2
+
+
+async def test_a_client_that_leaves_before_the_grant_holds_nothing(stage):
+    client = stage.client()
+    await client.link.send(codec.encode(ATTACH))
+    client.leave()
+    await anyio.sleep(0.01)
+    await stage.leases(0)
+
+
+async def test_a_lease_that_breaks_the_protocol_ends(stage):
+    client = stage.client()
+    await client.ask(ATTACH)
+    assert (await client.ask(m.Watch())).code == ErrorCode.PROTOCOL
+    assert await client.told() is None
+    await stage.leases(0)
+
+
+async def test_what_is_released_is_no_lease_any_more_but_the_connection_goes_on(stage):
+    client = stage.client()
+    await client.ask(ATTACH)
+    assert await client.ask(m.Release()) == m.Done()
+    await stage.leases(0)
+    assert (await client.ask(m.Status())).state is State.RELEASED
+    assert (await client.ask(ATTACH)).reason == m.Reason.RELEASED
+
+
+async def test_a_refused_release_leaves_the_lease(stage):
+    one, other = stage.client(), stage.client()
+    await one.ask(ATTACH)
+    await other.ask(ATTACH)
+    assert (await one.ask(m.Release())).code == ErrorCode.DENIED
+    await stage.leases(2)
+    other.leave()
+    await stage.leases(1)
+    assert await one.ask(m.Release()) == m.Done()
+
+
+async def test_operators_release_and_load_and_others_do_not(stage):
+    guest, operator = stage.client(), stage.client(OPERATOR)
+    assert (await guest.ask(m.Release())).code == ErrorCode.DENIED
+    assert await operator.ask(m.Release()) == m.Done()
+    assert (await guest.ask(m.Load())).code == ErrorCode.DENIED
+    assert await operator.ask(m.Load()) == m.Done()
+    assert stage.service.load_wanted.is_set()
+
+
+async def test_a_lease_of_an_earlier_daemon_goes_on(stage):
+    lease = Lease("0b" * 8, ID, Mode.COPY, "engine", 7)
+    stage.service.lease_began(lease, None)
+    client = stage.client(lease=lease)
+    assert (await client.ask(m.Status())).leases[0].id == lease.id
+    assert await client.ask(m.Release()) == m.Done()
+    await stage.leases(0)
+
+
+async def test_a_lease_of_an_earlier_daemon_ends_with_its_connection(stage):
+    lease = Lease("0b" * 8, ID, Mode.COPY, "engine", 7)
+    stage.service.lease_began(lease, None)
+    stage.client(lease=lease).leave()
+    await stage.leases(0)
+
+
+async def test_a_watcher_hears_of_every_change_until_it_leaves(stage, make):
+    watcher = stage.client()
+    first = await watcher.ask(m.Watch())
+    assert first == m.StateChanged(state=State.SERVING, generation=ID)
+    stage.service.release(None, operator=True)
+    assert await watcher.told() == m.StateChanged(state=State.RELEASED)
+    stage.service.load_started()
+    assert (await watcher.told()).state is State.LOADING
+    stage.service.loaded(make("0d" * 16))
+    assert await watcher.told() == m.StateChanged(state=State.SERVING, generation="0d" * 16)
+    assert (await watcher.ask(m.Status())).code == ErrorCode.PROTOCOL
+    assert await watcher.told() is None
+
+
+async def test_many_watchers_hear_of_the_same_change(stage):
+    watchers = [stage.client() for _ in range(10)]
+    for watcher in watchers:
+        await watcher.ask(m.Watch())
+    stage.service.stopping()
+    for watcher in watchers:
+        assert (await watcher.told()).state is State.STOPPING
+
+
+async def test_watchers_hear_of_the_end_of_a_daemon_that_is_cancelled_at_once(settings, make):
+    ended = []
+    with anyio.CancelScope() as outer:
+        async with staged(settings, make()) as stage:
+            watcher = stage.client()
+            await watcher.ask(m.Watch())
+            stage.service.stopping()
+            outer.cancel()
+            with anyio.CancelScope(shield=True):
+                ended.append(await watcher.told())
+    assert [state.state for state in ended] == [State.STOPPING]
+
+
+async def test_cancelling_leaves_the_lease_as_it_is(settings, make):
+    """The daemon goes down, the engine goes on."""
+    async with staged(settings, make()) as stage:
+        client = stage.client()
+        await client.ask(ATTACH)
+        service = stage.service
+        await stage.parking.settle()
+    assert service.status().lease_count == 1

@@ -1,0 +1,155 @@
+"""The mapping of what NVML tells, by a driver that is none: it is scripted, call by call."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from preloadd.supervisor.devices import Device
+from preloadd.supervisor.nvml import Gpus, Nvml
+
+
+class DriverError(Exception):
+    """What the scripted driver raises."""
+
+
+class Driver:
+    """Two GPUs. A name in `broken` is a call that fails; old bindings hand out bytes."""
+
+    NVMLError = DriverError
+    NVML_MEMORY_ERROR_TYPE_CORRECTED = 0
+    NVML_MEMORY_ERROR_TYPE_UNCORRECTED = 1
+    NVML_VOLATILE_ECC = 0
+    nvmlEventTypeXidCriticalError = 8  # noqa: N815
+    nvmlMemory_v2 = 2  # noqa: N815
+
+    def __init__(self, *broken: str, as_bytes: bool = False) -> None:
+        self.broken = set(broken)
+        self.as_bytes = as_bytes
+        self.pending: list[tuple[int, int]] = []
+        self.registered: list[tuple[int, int]] = []
+        self.open = 0
+        self.sets = 0
+
+    def __getattribute__(self, name: str):
+        if name.startswith("nvml") and name in object.__getattribute__(self, "broken"):
+            raise_ = DriverError(f"{name}: GPU is lost")
+
+            def fail(*_):
+                raise raise_
+
+            return fail
+        return object.__getattribute__(self, name)
+
+    def _text(self, text: str) -> str | bytes:
+        return text.encode() if self.as_bytes else text
+
+    def nvmlInit(self):  # noqa: N802
+        self.open += 1
+
+    def nvmlShutdown(self):  # noqa: N802
+        self.open -= 1
+
+    def nvmlDeviceGetCount(self):  # noqa: N802
+        return 2
+
+    def nvmlDeviceGetHandleByIndex(self, index):  # noqa: N802
+        return index
+
+    def nvmlDeviceGetUUID(self, handle):  # noqa: N802
+        return self._text(f"GPU-{handle}")
+
+    def nvmlDeviceGetName(self, handle):  # noqa: N802
+        return self._text("NVIDIA H200")
+
+    def nvmlDeviceGetMemoryInfo(self, handle, version):  # noqa: N802
+        assert version == self.nvmlMemory_v2
+        return SimpleNamespace(used=10 + handle, free=90 - handle, reserved=7, total=107)
+
+    def nvmlDeviceGetTotalEccErrors(self, handle, kind, counter):  # noqa: N802
+        assert counter == self.NVML_VOLATILE_ECC
+        return (5, 1)[kind]
+
+    def nvmlEventSetCreate(self):  # noqa: N802
+        self.sets += 1
+        return object()
+
+    def nvmlEventSetFree(self, events):  # noqa: N802
+        self.sets -= 1
+
+    def nvmlDeviceRegisterEvents(self, handle, kind, events):  # noqa: N802
+        self.registered.append((handle, kind))
+
+    def nvmlEventSetWait_v2(self, events, timeout_ms):  # noqa: N802
+        assert timeout_ms == 0
+        if not self.pending:
+            raise DriverError("Timeout")
+        device, xid = self.pending.pop(0)
+        return SimpleNamespace(device=device, eventData=xid, eventType=8)
+
+
+def opened(driver: Driver) -> Gpus:
+    fits: Nvml = driver
+    gpus = Gpus(fits)
+    assert gpus.open()
+    return gpus
+
+
+@pytest.mark.parametrize("as_bytes", [False, True])
+def test_every_gpu_is_told(as_bytes):
+    gpus = opened(Driver(as_bytes=as_bytes))
+    assert gpus() == [
+        Device("GPU-0", "NVIDIA H200", 10, 100, 5, 1),
+        Device("GPU-1", "NVIDIA H200", 11, 100, 5, 1),
+    ]
+
+
+def test_xids_are_counted_and_logged(caplog):
+    driver = Driver()
+    gpus = opened(driver)
+    assert driver.registered == [(0, 8), (1, 8)]
+    driver.pending = [(1, 94), (1, 79), (1, 94)]
+    assert [device.xids for device in gpus()] == [(), ((79, 1), (94, 2))]
+    assert [device.xids for device in gpus()] == [(), ((79, 1), (94, 2))]
+    assert caplog.text.count("GPU-1") == 3
+
+
+@pytest.mark.parametrize(
+    ("broken", "expected"),
+    [
+        ("nvmlDeviceGetTotalEccErrors", Device("GPU-0", "NVIDIA H200", 10, 100)),
+        (
+            "nvmlDeviceGetMemoryInfo",
+            Device("GPU-0", "NVIDIA H200", problem="nvmlDeviceGetMemoryInfo: GPU is lost"),
+        ),
+        ("nvmlEventSetCreate", Device("GPU-0", "NVIDIA H200", 10, 100, 5, 1)),
+        ("nvmlDeviceRegisterEvents", Device("GPU-0", "NVIDIA H200", 10, 100, 5, 1)),
+        ("nvmlEventSetWait_v2", Device("GPU-0", "NVIDIA H200", 10, 100, 5, 1)),
+    ],
+)
+def test_a_call_that_fails_costs_just_what_it_would_have_told(broken, expected):
+    assert opened(Driver(broken))()[0] == expected
+
+
+@pytest.mark.parametrize("broken", ["nvmlDeviceGetCount", "nvmlDeviceGetUUID", "nvmlDeviceGetName"])
+def test_gpus_that_cannot_be_named_are_left_out(broken, caplog):
+    assert opened(Driver(broken))() == []
+    assert broken in caplog.text
+
+
+def test_without_a_driver_there_are_no_gpus():
+    driver = Driver("nvmlInit")
+    assert not Gpus(driver).open()
+    assert driver.open == 0
+
+
+@pytest.mark.parametrize("broken", [(), ("nvmlEventSetFree",), ("nvmlShutdown",)])
+def test_closing_lets_go_and_never_fails(broken):
+    driver = Driver()
+    gpus = opened(driver)
+    assert (driver.open, driver.sets) == (1, 1)
+    driver.broken = set(broken)
+    gpus.close()
+    if not broken:
+        assert (driver.open, driver.sets) == (0, 0)
