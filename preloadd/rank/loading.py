@@ -28,7 +28,6 @@ log = logging.getLogger(__name__)
 LINK = "link"
 """Name of the descriptor through which a loader talks to its rank."""
 
-_GRACE_S = 2.0
 _EXIT_S = 10.0
 """Seconds that a loader which has handed over everything may take to exit."""
 

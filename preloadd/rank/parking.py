@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -60,15 +61,23 @@ class Parking:
     async def work(self) -> None:
         """Carry out what is told below, until cancelled. To be run once, beside everything else."""
         with self._orders, self._queue:
-            async for order in self._queue:
-                order.begun = True
-                try:
-                    await to_thread.run_sync(order.act, abandon_on_cancel=True)
-                except OSError as error:
-                    order.failure = error
-                    log.warning("the service manager could not be told what to keep: %s", error)
-                order.close()
-                order.done.set()
+            try:
+                async for order in self._queue:
+                    await self._carry_out(order)
+            finally:
+                with suppress(anyio.WouldBlock, anyio.EndOfStream):
+                    while True:
+                        self._queue.receive_nowait().close()
+
+    async def _carry_out(self, order: _Order) -> None:
+        order.begun = True
+        try:
+            await to_thread.run_sync(order.act, abandon_on_cancel=True)
+        except OSError as error:
+            order.failure = error
+            log.warning("the service manager could not be told what to keep: %s", error)
+        order.close()
+        order.done.set()
 
     async def commit(self, generation: Generation) -> None:
         """Park a generation: chunks first, manifest last, so that a manifest has all its chunks.

@@ -16,7 +16,6 @@ from preloadd.supervisor.lookout import Pace, Units
 from preloadd.supervisor.roster import Expected, Roster, Wanted
 from preloadd.supervisor.units import ServiceManager
 
-
 _OURS = ("NOTIFY_SOCKET", "LISTEN_", "WATCHDOG_")
 
 

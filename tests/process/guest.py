@@ -2,7 +2,7 @@
 
     python guest.py UID GID[,GID...] SOCKET REQUEST...
 
-A request is `status`, `attach`, `release` or `load`; `attach` keeps the lease until the end.
+A request is `status`, `attach`, `copy`, `release` or `load`; a lease is kept until the end.
 """
 
 import json
@@ -10,11 +10,13 @@ import os
 import sys
 from pathlib import Path
 
+from preloadd.domain.leases import Mode
 from preloadd.errors import PreloadError
 from preloadd.protocol import codec
 from preloadd.protocol import messages as m
 from preloadd.transport.blocking import connect
 
+MODES = {"attach": Mode.ZERO_COPY, "copy": Mode.COPY}
 REQUESTS = {"status": m.Status(), "release": m.Release(), "load": m.Load()}
 
 
@@ -34,7 +36,7 @@ def answers(path: Path, asked: list[str]):
     key = {}
     with connect(path, timeout=10) as client:
         for name in asked:
-            request = m.Attach(key=key, device="CPU-0") if name == "attach" else REQUESTS[name]
+            request = REQUESTS.get(name) or m.Attach(key=key, device="CPU-0", mode=MODES[name])
             reply, fds = client.call(request, timeout=10)
             for fd in fds:
                 fd.close()

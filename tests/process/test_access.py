@@ -83,7 +83,7 @@ def test_a_listed_user_attaches_but_is_no_operator(open_to, listed):
 def test_a_listed_user_may_release_what_it_alone_holds(open_to):
     """That is copy mode."""
     manager = open_to(users=("nobody",))
-    answers = guest(manager, "status", "attach", "release", "load")
+    answers = guest(manager, "status", "copy", "release", "load")
     assert [kind for kind, _ in answers] == ["status-told", "granted", "done", "refused"]
     assert manager.status().state is State.RELEASED
 

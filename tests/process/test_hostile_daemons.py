@@ -57,6 +57,7 @@ class Grant:
         """Change the manifest, and describe that rightly."""
         encoded = payload.encode(replace(self.manifest, **changes))
         self.put(0, memfd.sealed_bytes("manifest", encoded))
+        self.say(manifest=len(encoded))
 
     def say(self, **changes) -> None:
         """Change the message."""

@@ -142,10 +142,13 @@ def test_a_manager_that_hangs_during_a_load_is_waited_for(manage, model):
     assert manager.status().chunks == len(manager.arena) - 1 > 10
 
 
-def test_a_rank_serves_on_when_nobody_reads_that_it_is_released(manager):
-    with manager.hanging():
-        for _ in range(3):
-            manager.attach(parked=False).close()
-        assert manager.ask(m.Release()) == m.Done()
-        assert manager.status().state is State.RELEASED
-    manager.until(lambda: list(manager.parked) == ["listen"], "eviction")
+def test_a_release_is_done_when_the_manager_has_let_go_too(manager):
+    with ThreadPoolExecutor(1) as operator:
+        with manager.hanging():
+            released = operator.submit(manager.ask, m.Release())
+            eventually(lambda: manager.status().state is State.RELEASED, lambda: "the release")
+            with pytest.raises(Unavailable, match="released"):
+                manager.attach()
+            assert not released.done()
+        assert released.result(20) == m.Done()
+    assert not manager.arena

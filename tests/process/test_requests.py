@@ -15,7 +15,7 @@ from preloadd.errors import ErrorCode, Mismatch, Unavailable
 from preloadd.protocol import messages as m
 from preloadd.transport.blocking import Client
 from tests.checkpoints import SHARDS, llama, stored
-from tests.process.conftest import Manager, content
+from tests.process.conftest import Manager, content, eventually
 
 
 def watch(manager: Manager, undo: contextlib.ExitStack) -> Client:
@@ -41,7 +41,7 @@ def test_released_weights_are_freed_everywhere_and_come_back_when_asked_for(mana
     told = manager.status()
     assert (told.state, told.generation, told.arena_bytes) == (State.RELEASED, "", 0)
     manager.until(lambda: set(manager.removed) == arena, "eviction")
-    assert list(manager.parked) == ["listen"]
+    assert set(manager.parked) == {"listen", "released"}
     assert not [
         fd for fd in Path(f"/proc/{manager.pid}/fd").iterdir() if "memfd" in fd.readlink().name
     ]
@@ -61,16 +61,21 @@ def test_released_weights_are_freed_everywhere_and_come_back_when_asked_for(mana
     lease.close()
 
 
-def test_released_weights_stay_released_over_a_restart_only_until_the_rank_is_started(manager):
-    """Nothing is parked then, so a restarted rank loads: it was started to serve."""
-    manager.ask(m.Release())
-    manager.until(lambda: not manager.arena, "eviction")
+def test_released_weights_stay_released_over_a_restart_until_a_load_is_asked_for(manager):
+    assert manager.ask(m.Release()) == m.Done()
     manager.restart()
-    assert manager.status().counters["loads"] == 1
+    told = manager.status()
+    assert (told.state, told.counters["loads"]) == (State.RELEASED, 0)
+    assert "ask for a load" in told.detail
+    assert manager.ask(m.Load()) == m.Done()
+    manager.until(lambda: len(manager.arena) > 1 and "released" not in manager.parked, "a load")
+    eventually(lambda: manager.status().state is State.SERVING, lambda: "the load's end")
+    manager.restart()
+    assert manager.status().adopted
 
 
-def test_nothing_is_released_while_engines_hold_it(manager):
-    one, two = manager.attach(), manager.attach()
+def test_nothing_is_released_while_other_engines_hold_it(manager):
+    one, two = manager.attach(mode=Mode.COPY), manager.attach()
     refused = manager.ask(m.Release())
     assert refused.code == ErrorCode.DENIED
     assert "2 other engine(s) hold the weights: test (pid " in refused.detail
@@ -81,6 +86,19 @@ def test_nothing_is_released_while_engines_hold_it(manager):
     one.release()
     assert manager.status().state is State.RELEASED
     one.close()
+
+
+def test_an_engine_that_maps_the_weights_does_not_release_them(manager):
+    engine = manager.attach(mode=Mode.ZERO_COPY)
+    engine.release()
+    assert manager.status().state is State.SERVING
+    with manager.client() as client:
+        attach = m.Attach(key=manager.status().key, device="CPU-0")
+        for fd in client.call(attach, timeout=10).fds:
+            fd.close()
+        refused = client.call(m.Release(), timeout=10).reply
+    assert (refused.code, "only one that copied them" in refused.detail) == ("denied", True)
+    engine.close()
 
 
 def test_copy_mode_releases_what_it_copied(manager, model):
@@ -101,7 +119,7 @@ def test_engines_of_an_earlier_generation_neither_hinder_a_release_nor_may_they(
     manager.start()
     manager.ready()
     assert manager.status().lease_count == 1
-    holder = manager.attach()
+    holder = manager.attach(mode=Mode.COPY)
     assert manager.ask(m.Release()).code == ErrorCode.DENIED
     holder.release()
     assert manager.status().state is State.RELEASED

@@ -59,7 +59,8 @@ def load(tmp_path, settings, make):
 
     async def load(script, *, told=lambda _: None, **deadlines):
         argv = [sys.executable, "-c", PROLOGUE + script]
-        chosen = replace(settings, deadlines=Deadlines(**{"silence": 10.0, "stop": 0.4, **deadlines}))
+        limits = Deadlines(**{"silence": 10.0, "stop": 0.4, **deadlines})
+        chosen = replace(settings, deadlines=limits)
         generations.append(await Loader(argv, environ, HostKeeper()).load(chosen, told))
         return generations[-1]
 

@@ -25,6 +25,7 @@ async def parking(notifier):
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(made.work)
         yield made
+        await made.ready()  # so that every order has been carried out
         tasks.cancel_scope.cancel()
 
 

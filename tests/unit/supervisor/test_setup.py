@@ -102,13 +102,15 @@ def test_a_broken_host_file_is_fatal_at_the_start(etc):
     assert "typo" in str(caught.value)
 
 
-def test_systemctl_is_not_taken_for_this_service(etc, tmp_path, monkeypatch):
+def test_systemctl_is_not_taken_for_this_service(etc, tmp_path):
     program = tmp_path / "systemctl"
     program.write_text(f"#!/bin/sh\nenv >{tmp_path}/environment\n")
     program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     environ = {"NOTIFY_SOCKET": "/n", "WATCHDOG_USEC": "1", "LISTEN_FDS": "1", "KEPT": "yes"}
-    made = setup(options(), {"PRELOADD_CONFIG_DIR": str(etc), **environ})
+    made = setup(
+        options(),
+        {"PRELOADD_CONFIG_DIR": str(etc), "PATH": f"{tmp_path}:/usr/bin:/bin", **environ},
+    )
     made.units(["preloadd@CPU-0.service"])
     seen = dict(line.split("=", 1) for line in (tmp_path / "environment").read_text().splitlines())
     assert environ.keys() & seen.keys() == {"KEPT"}
