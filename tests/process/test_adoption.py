@@ -12,6 +12,7 @@ import pytest
 
 from preloadd.domain.leases import Mode
 from preloadd.domain.lifecycle import State
+from preloadd.errors import CheckpointError
 from preloadd.linux.fds import OwnedFd
 from preloadd.linux.memfd import sealed_bytes
 from preloadd.memory.host import HostFiller
@@ -181,6 +182,26 @@ def test_a_changed_checkpoint_is_loaded_afresh(manager, model, change):
     assert_loaded(manager, model)
     assert content(engine) == files
     engine.close()
+
+
+def test_weights_stay_where_a_changed_checkpoint_cannot_be_loaded(manager, model):
+    """It may be half-way through a download; the next start loads it."""
+    generation = manager.generation
+    whole = (model / SHARDS[1]).read_bytes()
+    manager.kill()
+    rewrite(model / SHARDS[1], whole[:-100])
+    manager.start()
+    manager.ready()
+    assert_adopted(manager, generation)
+    assert not manager.removed
+    assert "the weights of before stay" in manager.log
+    assert SHARDS[1] in manager.log
+    with pytest.raises(CheckpointError, match=SHARDS[1]):
+        manager.attach()
+    rewrite(model / SHARDS[1], whole)
+    manager.restart()
+    assert_loaded(manager, model)
+    assert manager.generation != generation
 
 
 def test_other_settings_are_loaded_afresh(manager, model):

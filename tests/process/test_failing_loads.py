@@ -201,7 +201,9 @@ def test_a_file_that_changes_while_it_is_read_is_named(manage, model):
 
 
 def test_a_silent_loader_is_ended_and_its_phase_named(manage, model):
-    manager: Manager = manage(model, digest=Digest.FULL, rank={"deadlines": Deadlines(silence=1.0)})
+    manager: Manager = manage(
+        model, digest=Digest.FULL, rank={"deadlines": Deadlines(silence=1.0, stop=1.0)}
+    )
     with manager.stuck_loads():
         manager.start()
         manager.until_phase("identifying")
