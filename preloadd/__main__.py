@@ -1,7 +1,8 @@
 """The script `preloadd`: finds the process package that a command names and becomes it.
 
 The process identity and all descriptors are kept (exec), so that whoever started this script
-watches the real thing. Standard library only: a command pays for no other command's imports.
+watches the real thing. Standard library only, and what needs nothing else: a command pays for no
+other command's imports.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from difflib import get_close_matches
 from typing import NoReturn
 
 from preloadd import __version__
+from preloadd.linux import streams
 
 COMMANDS = {
     "run": ("launcher", "serve one model from this terminal or container, in the foreground"),
@@ -24,6 +26,7 @@ COMMANDS = {
 
 def main() -> None:
     """Become the package that the first argument names, or print help, version or a hint."""
+    streams.prepare()
     match sys.argv[1:]:
         case [name, *arguments] if name in COMMANDS:
             _become(COMMANDS[name][0], arguments)
@@ -61,6 +64,9 @@ def _become(package: str, arguments: Sequence[str]) -> None:
         # `-m` would put the current folder before all installed packages, for every process
         # that is started from here: a folder with a `vllm` in it must not replace vLLM.
         environ["PYTHONSAFEPATH"] = "1"
+    if sys.getfilesystemencoding() != "utf-8":
+        # The names of files are bytes, and others read them as UTF-8 whatever the locale says.
+        environ["PYTHONUTF8"] = "1"
     argv = [sys.executable, "-m", f"preloadd.{package}", *arguments]
     os.execve(sys.executable, argv, environ)  # noqa: S606
 

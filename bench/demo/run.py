@@ -138,12 +138,11 @@ def main() -> int:
 def show(demo: Demo) -> None:
     """The steps."""
     step("an engine answers from disk")
-    for _ in range(2):
-        drop_from_page_cache(demo.model)
-        with demo.engine("from disk, cold", attach=False):
-            pass
-        with demo.engine("from disk, page cache warm", attach=False):
-            pass
+    drop_from_page_cache(demo.model)
+    with demo.engine("from disk, cold", attach=False):
+        pass
+    with demo.engine("from disk, page cache warm", attach=False):
+        pass
     step("the daemon loads the model once: preloadd run")
     with daemon(demo):
         first = demo.status()
@@ -160,9 +159,8 @@ def show(demo: Demo) -> None:
             engine.must_answer()
             leases = [lease.client for lease in again.leases]
             require(len(leases) == 1, f"one engine is attached, the daemon tells of {leases}")
-            for _ in range(2):
-                with demo.engine("attach after a daemon crash", attach=True):
-                    pass
+            with demo.engine("attach after a daemon crash", attach=True):
+                pass
         memory = rss(again.pid)
         tell_table(demo, first, again, memory)
 

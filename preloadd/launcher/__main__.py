@@ -7,11 +7,12 @@ import os
 import sys
 
 from preloadd.launcher.cli import app
-from preloadd.linux import logs
+from preloadd.linux import logs, streams
 
 
 def main() -> None:
     """Run the command line and exit with the group's code."""
+    streams.prepare()
     logs.configure("WARNING", os.environ, identifier="preloadd-run")
     try:
         app(prog_name="preloadd run")

@@ -6,13 +6,16 @@ import os
 import resource
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from preloadd.config.run import RunOptions
 from preloadd.domain.access import Policy
+from preloadd.domain.ids import Instance
+from preloadd.domain.lines import one_line
 from preloadd.errors import ConfigError, OutOfRoom, PreloadError
-from preloadd.linux import paths, peers
+from preloadd.linux import paths, peers, seqpacket
+from preloadd.linux.fds import is_exhausted
 from preloadd.linux.room import room
 from preloadd.weights.checkpoint import open_checkpoint
 
@@ -24,19 +27,27 @@ def find_python(written: str) -> str:
     """
     if not written:
         return sys.executable
-    found = shutil.which(Path(written).expanduser())
+    try:
+        found = shutil.which(Path(written).expanduser())
+    except RuntimeError:  # `~` stands for the home of somebody who is not known here
+        found = None
     if found is None:
-        raise ConfigError(f"--python: {written}: no executable file: give a Python interpreter")
+        raise ConfigError(
+            f"--python: {one_line(written)}: no executable file: give a Python interpreter"
+        )
     return str(Path(found).absolute())
 
 
 def prepare_socket_dir(options: RunOptions, environ: Mapping[str, str]) -> tuple[Path, bool]:
     """The folder of the ranks' sockets, made and checked, and whether nobody chose it.
 
-    ConfigError or InsecurePath.
+    ConfigError, which says whose choice was wrong, or InsecurePath.
     """
     chosen = options.weight_cache_socket_dir
     path = chosen or _derived_dir(environ)
+    whose = "--weight-cache-socket-dir" if chosen else _derivation(path, environ)
+    require_text(whose, path)
+    _require_short(whose, path, options.instances)
     policy = peers.policy(options.access, os.geteuid())
     try:
         paths.prepare_socket_dir(
@@ -46,11 +57,26 @@ def prepare_socket_dir(options: RunOptions, environ: Mapping[str, str]) -> tuple
             group=-1 if policy.group is None else policy.group,
         )
     except OSError as error:
+        if is_exhausted(error):
+            raise
         raise ConfigError(
-            f"--weight-cache-socket-dir: {path}: {error.strerror}: "
-            "give a folder whose parent is there and that you may write to"
+            f"{whose}: {one_line(path)}: {error.strerror}: "
+            "give a folder whose parent is there, has room and may be written to by you"
         ) from error
     return path, chosen is None
+
+
+def require_text(whose: str, path: Path) -> None:
+    """ConfigError unless `path` is text, as which other processes are told it.
+
+    `whose` is what the user would have to change.
+    """
+    try:
+        str(path).encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(
+            f"{whose}: {one_line(path)}: has bytes that are not UTF-8: give another path, or rename"
+        ) from error
 
 
 def require_room(model: Path, copies: int) -> None:
@@ -78,6 +104,21 @@ def _derived_dir(environ: Mapping[str, str]) -> Path:
     """The first of the user's own that can be there; $XDG_RUNTIME_DIR may name what is not."""
     candidates = paths.derived_dirs(environ, os.geteuid())
     return next((path for path in candidates if path.parent.is_dir()), candidates[0])
+
+
+def _derivation(path: Path, environ: Mapping[str, str]) -> str:
+    """Where a folder comes from that nobody chose, with the way out."""
+    variable = paths.origin(path, environ)
+    return f"--weight-cache-socket-dir (not given, derived from {variable or 'the usual folder'})"
+
+
+def _require_short(whose: str, path: Path, instances: Sequence[Instance]) -> None:
+    """ConfigError if the path of any rank's socket would be too long for the kernel."""
+    for instance in instances:
+        try:
+            seqpacket.check_length(path / str(instance) / instance.socket_name)
+        except ConfigError as error:
+            raise ConfigError(f"{whose}: {error}") from error
 
 
 def _mode(policy: Policy) -> int | None:

@@ -12,10 +12,11 @@ from typing import Annotated
 import anyio
 import typer
 
-from preloadd.config.run import flag, parse_run
+from preloadd.config.run import RunOptions, flag, parse_run
 from preloadd.errors import PreloadError
 from preloadd.launcher.progress import complain, make_display
 from preloadd.launcher.start import Start
+from preloadd.linux.fds import exhausted, is_exhausted
 
 MODEL = "Model"
 PARALLEL = "Parallelism"
@@ -166,9 +167,18 @@ def run(
     # Every parameter is read through the context: their names are the fields of RunOptions.
     given = {name: value for name, value in context.params.items() if value not in (None, ())}
     try:
-        options = parse_run(given)
-        code = anyio.run(Start(options, dict(os.environ), make_display(sys.stdout)).run)
+        code = _serve(parse_run(given))
     except PreloadError as error:
         complain(sys.stderr, error)
         code = error.exit_status
     raise typer.Exit(code)
+
+
+def _serve(options: RunOptions) -> int:
+    """Run the group until it ends; the exit code. PreloadError."""
+    try:
+        return anyio.run(Start(options, dict(os.environ), make_display(sys.stdout)).run)
+    except OSError as error:
+        if not is_exhausted(error):
+            raise
+        raise exhausted(error, "starting the group") from error

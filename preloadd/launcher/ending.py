@@ -9,7 +9,7 @@ import anyio
 
 from preloadd.launcher.progress import Display
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 ONE_SIGNAL = 0.5
 """Seconds within which a further signal counts as the same: wrappers pass on what a terminal has

@@ -6,8 +6,8 @@ the group: the weights matter more.
 
 from __future__ import annotations
 
-import os
-import tempfile
+import math
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -19,22 +19,26 @@ import anyio
 import anyio.to_thread
 from anyio.abc import TaskGroup
 
+from preloadd.domain.lines import one_line
 from preloadd.domain.settings import RankSettings
 from preloadd.errors import EXIT_STATUS, ErrorCode
 from preloadd.launcher.ending import Ending
 from preloadd.launcher.health import Health
 from preloadd.launcher.policy import Restarts, describe, exit_code, mendable
+from preloadd.launcher.private import private_folder
 from preloadd.launcher.processes import Process
 from preloadd.launcher.progress import Display, Report
 from preloadd.launcher.ranks import Rank, Ready, Trouble
 from preloadd.launcher.summary import Told, again_text, ready_text, told_by
-from preloadd.linux.fds import is_exhausted
+from preloadd.linux.fds import exhausted, is_exhausted
+from preloadd.linux.notify import FAILED
+from preloadd.linux.orphans import reap_orphans
 
 STATUS_TIMEOUT = 2.0
 """Seconds that a rank which has just become ready has to tell what it holds."""
 
-LONGEST_TEMPORARY = 70
-"""Bytes of the temporary folder's path that leave room for a socket's name below it."""
+REAP_AGAIN = 0.05
+"""Seconds until a process of the launcher's own that has ended will have been reaped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +46,8 @@ class Launch:
     """What a group is started with.
 
     `command` gives the command line of a rank; `restarts` is each rank's budget, None where a
-    failed rank ends the group. `health` is borrowed; an endpoint that is given up is closed.
+    failed rank ends the group. `health` is borrowed; an endpoint that is given up is closed. With
+    `reaps_orphans`, every child of this process that the group did not start is reaped.
     """
 
     ranks: tuple[RankSettings, ...]
@@ -51,6 +56,7 @@ class Launch:
     restarts: Restarts | None = None
     health: Health | None = None
     health_restarts: Restarts = field(default_factory=Restarts)
+    reaps_orphans: bool = False
 
 
 async def run_group(launch: Launch, ending: Ending, display: Display) -> None:
@@ -60,21 +66,14 @@ async def run_group(launch: Launch, ending: Ending, display: Display) -> None:
     """
     with ExitStack() as owned:
         # Paths, not abstract names: those are shared with other namespaces of this host.
-        folder = owned.enter_context(_private_folder())
+        folder = owned.enter_context(private_folder())
         ranks = [
             owned.enter_context(
-                Rank(settings, launch.command(settings), launch.environ, Path(folder, str(number)))
+                Rank(settings, launch.command(settings), launch.environ, folder / str(number))
             )
             for number, settings in enumerate(launch.ranks)
         ]
         await _Group(launch, ranks, ending, display).run()
-
-
-def _private_folder() -> tempfile.TemporaryDirectory[str]:
-    """A new folder that only this user may enter, with a path that is short enough for sockets."""
-    usual = tempfile.gettempdir()
-    short = len(os.fsencode(usual)) <= LONGEST_TEMPORARY
-    return tempfile.TemporaryDirectory(prefix="preloadd-run-", dir=usual if short else "/tmp")  # noqa: S108
 
 
 class _Group:
@@ -92,6 +91,8 @@ class _Group:
         """Returns when the last process has been reaped."""
         async with anyio.create_task_group() as helpers:
             helpers.start_soon(self._stop_when_ending)
+            if self._launch.reaps_orphans:
+                helpers.start_soon(self._reap_orphans)
             for rank in self._ranks:
                 helpers.start_soon(self._listen, rank, helpers)
                 helpers.start_soon(self._expire, rank)
@@ -110,8 +111,7 @@ class _Group:
             # What it said last comes before its end: descriptors it parked must not be lost.
             self._take_news(rank, helpers)
             status = rank.end()
-            words = f", after it said: {rank.status}" if rank.status else ""
-            why = f"{rank.name} {describe(status)}{words}"
+            why = f"{rank.name} {describe(status)}{_last_words(rank.status)}"
             granted = None
             if restarts is not None and mendable(status, served=rank.served):
                 granted = restarts.grant(now=anyio.current_time())
@@ -151,8 +151,12 @@ class _Group:
         try:
             service.start()
         except OSError as error:
-            code = ErrorCode.NO_DESCRIPTORS if is_exhausted(error) else ErrorCode.INTERNAL
-            self._ending.because(f"a process cannot be started: {error}", EXIT_STATUS[code])
+            told: Exception = error
+            code = EXIT_STATUS[ErrorCode.INTERNAL]
+            if is_exhausted(error):
+                told = exhausted(error, "too few files may be opened")
+                code = told.exit_status
+            self._ending.because(f"a process cannot be started: {told}", code)
             return False
         return True
 
@@ -199,6 +203,15 @@ class _Group:
         with anyio.move_on_after(seconds):
             await self._ending.begun.wait()
 
+    async def _reap_orphans(self) -> None:
+        """Reap whom the kernel gives to this process, which may be PID 1 of a container: what a
+        killed rank has left, for one."""
+        with anyio.open_signal_receiver(signal.SIGCHLD) as signals:
+            while True:
+                all_seen = reap_orphans([p.pid for p in self._processes() if p.pid is not None])
+                with anyio.move_on_after(math.inf if all_seen else REAP_AGAIN):
+                    await anext(signals)
+
     async def _stop_when_ending(self) -> None:
         """SIGTERM to all, and SIGKILL to who is still there after a while or on a second signal."""
         await self._ending.begun.wait()
@@ -214,6 +227,13 @@ class _Group:
     def _processes(self) -> list[Process]:
         health = self._launch.health
         return [*([health.process] if health else []), *(rank.process for rank in self._ranks)]
+
+
+def _last_words(status: str) -> str:
+    """What a rank that has ended told of itself last, to be said after how it ended."""
+    if status.startswith(FAILED):
+        return f": {one_line(status.removeprefix(FAILED))}"
+    return f", after it said: {one_line(status)}" if status else ""
 
 
 async def _ask(rank: Rank) -> Told:

@@ -13,6 +13,7 @@ from typing import Self
 from preloadd.domain.ids import Instance
 from preloadd.errors import ConfigError
 from preloadd.launcher.processes import Process, child_environ
+from preloadd.linux.fds import is_exhausted
 
 LISTENER = "http"
 """Name under which the supervisor inherits the listening socket."""
@@ -21,17 +22,21 @@ LISTENER = "http"
 def listen(host: str, port: int) -> socket.socket:
     """A TCP socket that listens on `host` and `port` (0: any free one), which the caller owns.
 
-    ConfigError names the flag that has to change.
+    `host` may stand in brackets, as in URLs. ConfigError names the flag that has to change.
     """
+    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except OSError as error:
+        family, _, _, _, address = socket.getaddrinfo(bare, port, type=socket.SOCK_STREAM)[0]
+    except (OSError, UnicodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "no name of a host"
         raise ConfigError(
-            f"--weight-cache-health-host: {host}: {error.strerror}: give an address of this host"
+            f"--weight-cache-health-host: {host}: {why}: give an address of this host"
         ) from error
     try:
         return socket.create_server(address, family=family)
     except OSError as error:
+        if is_exhausted(error):
+            raise
         raise ConfigError(
             f"--weight-cache-health-port: {host} port {port}: {os.strerror(error.errno or 0)}: "
             "stop what listens there, choose another port, or 0 for any free one"

@@ -16,7 +16,7 @@ from preloadd.launcher.processes import child_environ
 from preloadd.launcher.progress import Display
 from preloadd.linux.fds import OwnedFd
 from preloadd.linux.process import spawn
-from preloadd.weights.checkpoint.locate import DEFAULT_REVISION, locate
+from preloadd.weights.checkpoint.locate import DEFAULT_REVISION, is_id, locate
 
 OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 _TRUE = {"1", "ON", "YES", "TRUE"}
@@ -48,7 +48,7 @@ def may_fetch(model: str, environ: Mapping[str, str]) -> bool:
     """Whether to look for `model` on the network: it can be an id, and that is not forbidden."""
     if any(environ.get(name, "").upper() in _TRUE for name in OFFLINE):
         return False
-    return bool(model) and not model.startswith(("/", ".", "~")) and not Path(model).exists()
+    return is_id(model) and not Path(model).exists()
 
 
 async def _fetch(command: Sequence[str], environ: Mapping[str, str]) -> Path:

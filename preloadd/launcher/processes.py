@@ -7,10 +7,8 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
+from preloadd.linux.notify import without_manager
 from preloadd.linux.process import Child, spawn
-
-_PRIVATE = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
-"""Variables by which the launcher's own manager talks to the launcher alone."""
 
 
 class Process:
@@ -85,4 +83,4 @@ class Process:
 
 def child_environ(environ: Mapping[str, str], **more: str) -> dict[str, str]:
     """What a child gets of the launcher's environment, and `more`."""
-    return {name: value for name, value in environ.items() if name not in _PRIVATE} | more
+    return without_manager(environ) | more

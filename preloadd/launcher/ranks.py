@@ -15,16 +15,15 @@ from typing import Self
 import msgspec
 
 from preloadd.domain.settings import RankSettings
-from preloadd.errors import AlreadyRunning, OutOfDescriptors, ProtocolViolation
+from preloadd.errors import OutOfDescriptors, PreloadError, ProtocolViolation
 from preloadd.launcher.processes import Process, child_environ
 from preloadd.launcher.progress import Report, parse_report
+from preloadd.linux import seqpacket
 from preloadd.linux.fdstore import FdStore
 from preloadd.linux.locks import Lock
 from preloadd.linux.memfd import sealed_bytes
 from preloadd.linux.notify import PROGRESS, Notification, NotifySocket
-
-SETTINGS = "settings"
-"""Name under which a rank inherits its settings."""
+from preloadd.protocol.messages import SETTINGS
 
 MAX_PARKED = 1024
 """Descriptors of one rank: 128 chunks, a manifest, the listener, a lease for each engine."""
@@ -150,5 +149,5 @@ class Rank:
     def _remove_socket(self) -> None:
         """Remove what a killed rank left, unless another daemon has come to serve the device."""
         if self._started:
-            with suppress(OSError, AlreadyRunning), Lock.take(self.folder, self.name):
-                self.socket.unlink(missing_ok=True)
+            with suppress(OSError, PreloadError), Lock.take(self.folder, self.name):
+                seqpacket.remove(self.socket)

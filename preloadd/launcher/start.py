@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -11,6 +12,7 @@ from pathlib import Path
 import anyio
 
 from preloadd.config.run import RunOptions, rank_settings
+from preloadd.domain.lines import one_line
 from preloadd.domain.settings import RankSettings
 from preloadd.errors import PreloadError
 from preloadd.launcher.checks import (
@@ -18,6 +20,7 @@ from preloadd.launcher.checks import (
     find_python,
     prepare_socket_dir,
     require_room,
+    require_text,
 )
 from preloadd.launcher.ending import SIGNALS, Ending
 from preloadd.launcher.group import Launch, run_group
@@ -50,16 +53,16 @@ class Start:
     async def run(self) -> int:
         """Run the group until it ends; the launcher's exit code.
 
-        PreloadError if it cannot even begin. Takes over SIGINT, SIGTERM and SIGHUP meanwhile.
+        PreloadError or OSError if it cannot even begin. Takes over `SIGNALS` meanwhile.
         """
-        failure: PreloadError | None = None
+        failure: PreloadError | OSError | None = None
         ending = Ending(self.display)
         with anyio.open_signal_receiver(*SIGNALS) as signals:
             async with anyio.create_task_group() as watching:
                 watching.start_soon(ending.watch, signals)
                 try:
                     await self._serve(ending)
-                except PreloadError as error:
+                except (PreloadError, OSError) as error:
                     # If it left the task group, that would wrap it.
                     failure = error
                 watching.cancel_scope.cancel()
@@ -78,8 +81,9 @@ class Start:
             model = await self._find(python, ending)
             if model is None:
                 return
+            require_text("the model's folder", model)
             require_room(model, self.options.parallel.data)
-            self.display.say(f"serving {model} from {self.options.backend} memory")
+            self.display.say(f"serving {one_line(model)} from {self.options.backend} memory")
             ranks = rank_settings(
                 self.options,
                 model=model,
@@ -93,7 +97,10 @@ class Start:
                 environ=self.environ,
                 restarts=Restarts() if self.options.restart_ranks else None,
                 health=health,
+                reaps_orphans=True,
             )
+            # Not before: what a download leaves in a shared cache is not only this user's.
+            os.umask(0o077)
             await run_group(launch, ending, self.display)
 
     def _health(self, socket_dir: Path) -> Health | None:

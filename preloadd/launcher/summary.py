@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from preloadd.domain.lines import one_line
 from preloadd.errors import PreloadError
 from preloadd.launcher.progress import size
 from preloadd.transport.status import ask_status
@@ -34,14 +35,16 @@ def told_by(name: str, socket: Path, *, timeout: float) -> Told:
 
 def ready_text(group: str, ranks: Sequence[Told], *, seconds: float, socket_dir: Path) -> str:
     """The lines that say that every rank serves."""
-    total = size(sum(rank.nbytes for rank in ranks))
+    known = all(rank.adopted is not None for rank in ranks)
+    total = size(sum(rank.nbytes for rank in ranks)) if known else "size not known"
     plural = "s" if len(ranks) > 1 else ""
     width = max(len(rank.name) for rank in ranks)
+    folder = one_line(socket_dir)
     return "\n".join(
         [
-            f"ready: {group}, {len(ranks)} rank{plural}, {total}, after {seconds:.1f} s",
-            *(f"  {rank.name:<{width}}  {_how(rank)}  {rank.socket}" for rank in ranks),
-            f"engines connect with PRELOADD_SOCKET_DIR={socket_dir} (or the option socket_dir)",
+            f"ready: {one_line(group)}, {len(ranks)} rank{plural}, {total}, after {seconds:.1f} s",
+            *(f"  {rank.name:<{width}}  {_how(rank)}  {one_line(rank.socket)}" for rank in ranks),
+            f"engines connect with PRELOADD_SOCKET_DIR={folder} (or the option socket_dir)",
         ]
     )
 

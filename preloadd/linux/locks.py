@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import fcntl
 import os
+import stat
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from preloadd.errors import AlreadyRunning
+from preloadd.domain.lines import one_line
+from preloadd.errors import AlreadyRunning, InsecurePath
 from preloadd.linux.fds import OwnedFd
+from preloadd.linux.paths import unusable
 
 FILE_NAME = "rank.lock"
 _MAX_NUMBER = 32
@@ -28,20 +32,27 @@ class Lock:
 
     @classmethod
     def take(cls, folder: Path, instance: str) -> Self:
-        """Take the lock of `folder` for `instance`, or AlreadyRunning at once; never waits."""
+        """Take the lock of `folder` for `instance`, or AlreadyRunning at once; never waits.
+
+        ConfigError, InsecurePath or OutOfDescriptors where no file can be locked.
+        """
         path = folder / FILE_NAME
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        fd = OwnedFd(os.open(path, flags, 0o600))
         try:
-            fcntl.flock(fd.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-            _write_number(fd.fileno(), os.getpid())
-        except BlockingIOError as error:
-            owner = _read_number(fd.fileno())
-            fd.close()
-            raise AlreadyRunning(instance, str(path), owner) from error
-        except BaseException:
-            fd.close()
-            raise
+            fd = _open(path)
+        except OSError as error:
+            raise unusable(path, error) from error
+        with ExitStack() as undo:
+            undo.callback(fd.close)
+            try:
+                fcntl.flock(fd.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                owner = _read_number(fd.fileno())
+                raise AlreadyRunning(instance, str(path), owner) from error
+            except OSError as error:
+                raise unusable(path, error) from error
+            with suppress(OSError):  # the disk may be full, and the number is only for people
+                _write_number(fd.fileno(), os.getpid())
+            undo.pop_all()
         return cls(fd)
 
     def close(self) -> None:
@@ -76,6 +87,15 @@ def holder(path: Path) -> int | None:
     # some file systems give `stat` another one.
     told = (line.split() for line in held if " FLOCK " in line)
     return number if any(_locks(words, number, inode) for words in told) else None
+
+
+def _open(path: Path) -> OwnedFd:
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    fd = OwnedFd(os.open(path, flags, 0o600))
+    if not stat.S_ISREG(os.fstat(fd.fileno()).st_mode):
+        fd.close()
+        raise InsecurePath(f"{one_line(path)} is no regular file: remove it")
+    return fd
 
 
 def _locks(words: list[str], number: int | None, inode: int) -> bool:

@@ -25,6 +25,7 @@ from sdnotify import SystemdNotifier
 from preloadd.errors import ConfigError, ProtocolViolation
 from preloadd.linux import ancillary
 from preloadd.linux.fds import MAX_FDS, OwnedFd
+from preloadd.linux.paths import unusable
 from preloadd.linux.seqpacket import Pressure, check_length, pressure, set_send_timeout
 
 log = logging.getLogger(__name__)
@@ -34,6 +35,9 @@ MAX_DATAGRAM = 4096
 MAX_NAME = 255
 PROGRESS = "X_PRELOADD_PROGRESS"
 """Field with phase, bytes done and bytes in total, separated by ';'. systemd ignores X_ fields."""
+
+FAILED = "failed: "
+"""How a status begins that says why the service ends."""
 
 SEND_S = 5.0
 """Seconds that a message which must arrive may wait for a manager that does not read."""
@@ -53,8 +57,8 @@ class Notifier:
     """A service's line to its manager. Without one ($NOTIFY_SOCKET unset) every call does nothing.
 
     A message that only informs is worth no outage and no waiting: if it cannot be sent at once,
-    that is logged once. The others wait for room and raise OSError, since the manager would
-    otherwise kill the service or lose its memory.
+    that is logged once, or for debugging only if the manager is just busy. The others wait for room
+    and raise OSError, since the manager would otherwise kill the service or lose its memory.
     """
 
     def __init__(self, environ: Mapping[str, str]) -> None:
@@ -74,6 +78,11 @@ class Notifier:
     def status(self, text: str) -> None:
         """One line for people, cut to a reasonable length."""
         self._inform({"STATUS": _line(text)})
+
+    def failed(self, reason: object) -> None:
+        """The last status of a service that ends: waits for room, but fails without a word."""
+        with suppress(OSError):
+            self._send({"STATUS": _line(f"{FAILED}{reason}")})
 
     def progress(self, text: str, phase: str, done: int, total: int) -> None:
         """A status with the same facts for machines; `done` and `total` are bytes."""
@@ -129,9 +138,10 @@ class Notifier:
             if self._socket is not None:
                 self._socket.send(_encode(fields), socket.MSG_DONTWAIT)
         except OSError as error:
-            if not self._complained:
-                log.warning("the service manager cannot be told %s: %s", [*fields], error)
-            self._complained = True
+            busy = pressure(error) is not None
+            level = logging.DEBUG if busy or self._complained else logging.WARNING
+            log.log(level, "the service manager cannot be told %s: %s", [*fields], error)
+            self._complained |= not busy
 
     def _send(self, fields: Mapping[str, str], fds: Sequence[int] = ()) -> None:
         if self._socket is None:
@@ -187,9 +197,9 @@ class NotifySocket:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
             path.unlink(missing_ok=True)
             self._socket.bind(os.fspath(path))
-        except BaseException:
+        except OSError as error:
             self._socket.close()
-            raise
+            raise unusable(path, error) from error
 
     def fileno(self) -> int:
         """Readable when there is a message."""
@@ -235,6 +245,19 @@ def watchdog_interval(environ: Mapping[str, str]) -> float | None:
     if environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()) or not usec.isdigit():
         return None
     return int(usec) / 2_000_000
+
+
+_MANAGERS = frozenset(
+    {
+        *("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"),
+        *("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"),
+    }
+)
+
+
+def without_manager(environ: Mapping[str, str]) -> dict[str, str]:
+    """`environ` for a child: what a manager told this process concerns no other."""
+    return {name: value for name, value in environ.items() if name not in _MANAGERS}
 
 
 def inherited(environ: Mapping[str, str], pid: int) -> dict[str, list[OwnedFd]]:

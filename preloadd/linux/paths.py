@@ -8,17 +8,28 @@ to somebody else: who connects asks `peers.peer` for the listener as well.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from preloadd.errors import ConfigError, InsecurePath
-from preloadd.linux.fds import OwnedFd
+from preloadd.domain.lines import one_line
+from preloadd.errors import ConfigError, InsecurePath, PreloadError
+from preloadd.linux.fds import OwnedFd, exhausted, is_exhausted
 
 PRIVATE = 0o700
 SYSTEM_DIR = Path("/run/preloadd")
+
+_NO_ROOM = "make room there (space and inodes), or choose another socket directory"
+_IN_THE_WAY = "remove it"
+_REMEDIES = {
+    errno.ENOSPC: _NO_ROOM,
+    errno.EDQUOT: _NO_ROOM,
+    errno.EISDIR: _IN_THE_WAY,
+    errno.ENXIO: _IN_THE_WAY,
+}
 
 
 def socket_dirs(environ: Mapping[str, str], uid: int) -> list[Path]:
@@ -36,25 +47,34 @@ def derived_dirs(environ: Mapping[str, str], uid: int) -> list[Path]:
     return [*mine, Path(temporary if temporary.startswith("/") else "/tmp", f"preloadd-{uid}")]  # noqa: S108 checked before use
 
 
+def origin(derived: Path, environ: Mapping[str, str]) -> str:
+    """The variable that one of `derived_dirs` comes from, as a shell writes it; '' for none."""
+    names = ("XDG_RUNTIME_DIR", "TMPDIR")
+    set_to = [name for name in names if Path(environ.get(name, "")) == derived.parent]
+    return f"${set_to[0]}" if set_to else ""
+
+
 def prepare_socket_dir(
     path: Path, *, derived: bool, mode: int | None = None, group: int = -1
 ) -> None:
     """Make `path` (its parent exists) fit to hold sockets of this process, or InsecurePath.
 
-    A new folder is private. A folder of this user's own is then given the permissions of `mode`
-    that it lacks, for `group` (unless -1); it keeps those it has, since others may use it for other
-    things. A `derived` folder stays private: ConfigError if `mode` says otherwise.
+    A new folder is private, whatever the mask of this process. A folder of this user's own is then
+    given the permissions of `mode` that it lacks, for `group` (unless -1); it keeps those it has,
+    since others may use it for other things. A `derived` folder stays private: ConfigError if
+    `mode` says otherwise.
     """
     _refuse_relative(path)
     if derived and mode is not None and mode != PRIVATE:
         raise ConfigError(
-            f"{path} was chosen automatically and stays private (0700), but other users or groups "
-            "are to have access: set the socket directory explicitly"
+            f"{one_line(path)} was chosen automatically and stays private (0700), but other users "
+            "or groups are to have access: set the socket directory explicitly"
         )
-    with suppress(FileExistsError):
-        path.mkdir(PRIVATE)
+    fresh = _make(path)
     with _folder(path) as folder:
         found = os.fstat(folder.fileno())
+        if fresh and PRIVATE & ~found.st_mode:
+            _itself(folder).chmod(PRIVATE)
         _check_folder(path, found, derived=derived, owners={0, os.geteuid()})
         if mode is not None and found.st_uid == os.geteuid():
             _open_up(folder, found, mode, group)
@@ -85,14 +105,40 @@ def trusted_socket(path: Path, *, derived: bool, owners: Collection[int]) -> Non
     if stat.S_ISLNK(found.st_mode):
         raise _is_link(path)
     if not stat.S_ISSOCK(found.st_mode):
-        raise InsecurePath(f"{path} is no socket: remove it, then start the daemon again")
+        raise InsecurePath(f"{one_line(path)} is no socket: remove it, then start the daemon again")
     _check_owner(path, found, trusted)
+
+
+def unusable(path: Path, error: OSError) -> PreloadError:
+    """What to raise if `error` keeps `path`, something in a socket directory, from being made or
+    opened: ConfigError, InsecurePath or OutOfDescriptors, with the remedy."""
+    if is_exhausted(error):
+        return exhausted(error, f"opening {one_line(path)}")
+    if error.errno == errno.ELOOP:
+        return _is_link(path, _IN_THE_WAY)
+    remedy = _REMEDIES.get(
+        error.errno or 0,
+        "choose a socket directory on a file system of this host that you may write to",
+    )
+    return ConfigError(f"{one_line(path)}: {error.strerror}: {remedy}")
+
+
+def _make(path: Path) -> bool:
+    """Whether the folder is new."""
+    with suppress(FileExistsError):
+        path.mkdir(PRIVATE)
+        return True
+    return False
+
+
+def _itself(folder: OwnedFd) -> Path:
+    """A path that leads to what is open: a descriptor opened with O_PATH refuses fchmod, fchown."""
+    return Path(f"/proc/self/fd/{folder.fileno()}")
 
 
 def _open_up(folder: OwnedFd, found: os.stat_result, mode: int, group: int) -> None:
     has = stat.S_IMODE(found.st_mode)
-    # A descriptor opened with O_PATH refuses fchmod and fchown.
-    same = Path(f"/proc/self/fd/{folder.fileno()}")
+    same = _itself(folder)
     suffices = (mode & 0o070) >> 3 & ~has == 0  # what all others may do
     if found.st_gid != group and not suffices:
         os.chown(same, -1, group)
@@ -102,7 +148,9 @@ def _open_up(folder: OwnedFd, found: os.stat_result, mode: int, group: int) -> N
 
 def _refuse_relative(path: Path) -> None:
     if not path.is_absolute():
-        raise ConfigError(f"the socket directory or socket {path} must be an absolute path")
+        raise ConfigError(
+            f"the socket directory or socket {one_line(path)} must be an absolute path"
+        )
 
 
 def _folder(path: Path) -> OwnedFd:
@@ -120,17 +168,17 @@ def _check_folder(
     path: Path, found: os.stat_result, *, derived: bool, owners: Collection[int]
 ) -> None:
     _check_owner(path, found, owners)
-    mode = stat.S_IMODE(found.st_mode)
+    mode, name = stat.S_IMODE(found.st_mode), one_line(path)
     if derived and mode & 0o077:
         raise InsecurePath(
-            f"{path} is open to group or others (mode {mode:04o}) though it was chosen "
-            f"automatically: run `chmod 700 {path}`, or set the socket directory explicitly"
+            f"{name} is open to group or others (mode {mode:04o}) though it was chosen "
+            f"automatically: run `chmod 700 {name}`, or set the socket directory explicitly"
         )
     # In a sticky folder nobody can remove or rename what belongs to somebody else.
     if mode & 0o022 and not mode & stat.S_ISVTX:
         raise InsecurePath(
-            f"{path} is writable for group or others (mode {mode:04o}), who could replace the "
-            f"sockets in it: run `chmod go-w {path}`, or choose another socket directory"
+            f"{name} is writable for group or others (mode {mode:04o}), who could replace the "
+            f"sockets in it: run `chmod go-w {name}`, or choose another socket directory"
         )
 
 
@@ -138,13 +186,13 @@ def _check_owner(path: Path, found: os.stat_result, owners: Collection[int]) -> 
     if found.st_uid not in owners:
         trusted = ", ".join(map(str, sorted(owners)))
         raise InsecurePath(
-            f"{path} belongs to user {found.st_uid}, trusted are {trusted}: let a trusted user own "
-            "it, or choose another socket directory"
+            f"{one_line(path)} belongs to user {found.st_uid}, trusted are {trusted}: let a "
+            "trusted user own it, or choose another socket directory"
         )
 
 
-def _is_link(path: Path) -> InsecurePath:
+def _is_link(path: Path, remedy: str = "give the path it leads to") -> InsecurePath:
     return InsecurePath(
-        f"{path} is a symbolic link, and whoever made it could turn it elsewhere: give the path it "
-        "leads to"
+        f"{one_line(path)} is a symbolic link, and whoever made it could turn it elsewhere: "
+        f"{remedy}"
     )

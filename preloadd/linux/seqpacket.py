@@ -11,10 +11,14 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
+from preloadd.domain.lines import one_line
 from preloadd.errors import ConfigError, ProtocolViolation
 from preloadd.linux import ancillary
 from preloadd.linux.fds import OwnedFd
+from preloadd.linux.paths import unusable
 
 MAX_PATH = 107
 """Bytes of a socket's path: `sun_path` holds 108 with its final zero."""
@@ -88,22 +92,65 @@ def listen(path: Path, mode: int, backlog: int, *, group: int = -1) -> socket.so
 
     The path appears at once and complete: who sees it can connect to it. A socket or file that is
     there already is replaced, so the caller holds the lock of the folder. ConfigError if the path
-    is too long.
+    is too long or no socket can be there, OutOfDescriptors.
     """
-    check_length(path)
-    # Of the same length or shorter, so that it fits whenever the path does.
-    temporary = path.with_name("~" + path.name[1:])
-    with ExitStack() as undo:
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        undo.callback(sock.close)
-        temporary.unlink(missing_ok=True)
-        sock.bind(os.fspath(temporary))
-        undo.callback(temporary.unlink, missing_ok=True)
-        set_access(temporary, mode, group=group)
-        sock.listen(backlog)
-        temporary.rename(path)
-        undo.pop_all()
-    return sock
+    with Reservation(path, mode, group=group) as reserved:
+        return reserved.listen(backlog)
+
+
+class Reservation:
+    """A socket that is bound beside `path` and owned by this, until `listen` lets it be seen there.
+
+    So what stands in its way is told by the time this is made, as `listen` above tells it.
+    """
+
+    def __init__(self, path: Path, mode: int, *, group: int = -1) -> None:
+        check_length(path)
+        self._path, self._temporary = path, _beside(path)
+        with ExitStack() as undo:
+            try:
+                self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                undo.callback(self._socket.close)
+                self._temporary.unlink(missing_ok=True)
+                self._socket.bind(os.fspath(self._temporary))
+                undo.callback(self._temporary.unlink, missing_ok=True)
+                set_access(self._temporary, mode, group=group)
+            except OSError as error:
+                raise unusable(self._temporary, error) from error
+            if path.is_dir() and not path.is_symlink():
+                raise unusable(path, IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR)))
+            self._undo = undo.pop_all()
+
+    def listen(self, backlog: int) -> socket.socket:
+        """The socket, which listens at the path from now on and is the caller's. Call it once."""
+        try:
+            self._socket.listen(backlog)
+            self._temporary.rename(self._path)
+        except OSError as error:
+            raise unusable(self._path, error) from error
+        self._undo.pop_all()
+        return self._socket
+
+    def close(self) -> None:
+        """Give up a socket that does not listen yet."""
+        self._undo.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def remove(path: Path) -> None:
+    """Remove what a daemon that was killed has left of its socket at `path`. OSError."""
+    _beside(path).unlink(missing_ok=True)
+    path.unlink(missing_ok=True)
 
 
 def set_access(path: Path, mode: int, *, group: int = -1) -> None:
@@ -175,9 +222,14 @@ def check_length(path: Path) -> None:
     length = len(os.fsencode(path))
     if length > MAX_PATH:
         raise ConfigError(
-            f"the socket path {path} has {length} bytes, the kernel takes {MAX_PATH} at most: "
-            "choose a shorter socket directory"
+            f"the socket path {one_line(path)} has {length} bytes, the kernel takes {MAX_PATH} at "
+            "most: choose a shorter socket directory"
         )
+
+
+def _beside(path: Path) -> Path:
+    """Of the same length or shorter, so that it fits whenever the path does."""
+    return path.with_name("~" + path.name[1:])
 
 
 def set_send_timeout(sock: socket.socket, seconds: float | None) -> None:

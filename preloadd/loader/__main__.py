@@ -19,13 +19,13 @@ from preloadd.loader.pipeline import load
 from preloadd.loader.report import Reporter
 from preloadd.memory.api import Filler
 from preloadd.memory.host import HostFiller
+from preloadd.protocol.messages import LINK
 from preloadd.transport.blocking import Link
 from preloadd.weights.checkpoint.digest_cache import cache_folder_of
 
 log = logging.getLogger("preloadd.loader")
 
 IDENTIFIER = "preloadd-loader"
-LINK = "link"
 
 
 def main() -> int:

@@ -5,13 +5,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 
-from preloadd.errors import ReadFailed
+from preloadd.weights.checkpoint.reading import read_into
 
 PIECE = 16 << 20
 """Bytes of one read: long enough for any disk, short enough to spread a tensor over threads."""
@@ -107,31 +106,13 @@ def _read_piece(file: OpenFile, piece: Piece, window: memoryview) -> int:
     nbytes = piece.row_nbytes * piece.rows
     with window[piece.target : piece.target + nbytes] as target:
         if piece.rows == 1:
-            _read_exactly(file, target, piece.offset)
+            read_into(file.fd, target, piece.offset, file.path)
             return nbytes
         span = (piece.rows - 1) * piece.stride + piece.row_nbytes
         scratch = memoryview(bytearray(span))
-        _read_exactly(file, scratch, piece.offset)
+        read_into(file.fd, scratch, piece.offset, file.path)
         for row in range(piece.rows):
             source = row * piece.stride
             place = row * piece.row_nbytes
             target[place : place + piece.row_nbytes] = scratch[source : source + piece.row_nbytes]
     return span
-
-
-def _read_exactly(file: OpenFile, target: memoryview, offset: int) -> None:
-    position = 0
-    while position < len(target):
-        try:
-            count = os.preadv(file.fd, [target[position:]], offset + position)
-        except OSError as error:
-            raise ReadFailed(
-                f"{file.path}: reading at byte {offset + position} failed: {error.strerror}. "
-                "Check the disk and the kernel log; the weights were not loaded"
-            ) from error
-        if count == 0:
-            raise ReadFailed(
-                f"{file.path}: ends at byte {offset + position}, before its tensors do. "
-                "It was changed while it was read; load again once it is complete"
-            )
-        position += count

@@ -22,6 +22,13 @@ MAX_PACKET = 64 * 1024
 """Bytes. The kernel's default send buffer would take 212,960."""
 
 
+SETTINGS = "settings"
+"""Name of the inherited descriptor in which a launcher tells a rank its `RankSettings`, as JSON."""
+
+LINK = "link"
+"""Name of the inherited descriptor through which a loader talks to its rank."""
+
+
 class Reason(StrEnum):
     """Why a daemon that is there does not hand out weights."""
 

@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import anyio
@@ -17,7 +18,7 @@ from preloadd.errors import ConfigError, PreloadError
 from preloadd.linux import logs, peers, seqpacket
 from preloadd.linux.fds import OwnedFd, exhausted, is_exhausted
 from preloadd.linux.locks import Lock
-from preloadd.linux.notify import Notifier, inherited, watchdog_interval
+from preloadd.linux.notify import Notifier, inherited, watchdog_interval, without_manager
 from preloadd.linux.paths import prepare_socket_dir
 from preloadd.memory.host import HostKeeper
 from preloadd.rank.daemon import Daemon
@@ -27,8 +28,6 @@ from preloadd.rank.orders import orders, remember
 log = logging.getLogger("preloadd.rank")
 
 IDENTIFIER = "preloadd-rank"
-SETTINGS = "settings"
-_MANAGER_ONLY = ("NOTIFY_SOCKET", "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES", "WATCHDOG_USEC")
 
 
 def main() -> int:
@@ -41,17 +40,28 @@ def main() -> int:
             settings.log_level.upper(), os.environ, identifier=IDENTIFIER, fields=settings.labels
         )
         _serve(settings, parked)
-    except PreloadError as error:
+    except (PreloadError, OSError, BaseExceptionGroup) as error:
+        _tell_manager(f"failed: {error}")
+        if not isinstance(error, PreloadError):
+            raise
         log.error("%s", error)  # noqa: TRY400 - the text is for people, the trace would hide it
         return error.exit_status
     return 0
+
+
+def _tell_manager(status: str) -> None:
+    """Leave a last word with the manager, who tells it to people long after this process."""
+    with suppress(ConfigError):  # its socket is not there
+        notifier = Notifier(os.environ)
+        notifier.status(status)
+        notifier.close()
 
 
 def _serve(settings: RankSettings, parked: dict[str, list[OwnedFd]]) -> None:
     os.umask(0o077)
     policy = peers.policy(settings.access, os.geteuid())
     folder = _folder(settings)
-    environ = {name: value for name, value in os.environ.items() if name not in _MANAGER_ONLY}
+    environ = without_manager(os.environ)
     with Lock.take(folder, settings.instance):
         # Not before: until then the folder may be another daemon's.
         group = -1 if policy.group is None else policy.group
@@ -69,9 +79,7 @@ def _serve(settings: RankSettings, parked: dict[str, list[OwnedFd]]) -> None:
         try:
             anyio.run(daemon.run, parked)
         except (PreloadError, OSError, BaseExceptionGroup) as error:
-            cause = _cause(error)
-            notifier.status(f"failed: {cause}")
-            raise cause from None
+            raise _cause(error) from None
         finally:
             notifier.close()
 

@@ -107,6 +107,8 @@ class Daemon:
         adoption = self._adopt(parked) if parked else Adoption()
         self._parking.drop(adoption.dropped)
         if adoption.generation is not None:
+            # A release that was marked but came no further was never confirmed either.
+            self._parking.drop([RELEASED] if released else [])
             self._service.adopted(adoption.generation)
             manifest = adoption.generation.manifest
             adopting.info("adopted generation %s: %d tensors", manifest.generation, len(manifest))

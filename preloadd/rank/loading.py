@@ -19,14 +19,11 @@ from preloadd.linux.process import Child, spawn
 from preloadd.memory.api import Keeper
 from preloadd.protocol import codec, payload
 from preloadd.protocol.loading import LoadPhase, LoadReceiver
-from preloadd.protocol.messages import Failed, Order, Progress
+from preloadd.protocol.messages import LINK, Failed, Order, Progress
 from preloadd.rank.generation import Generation
 from preloadd.transport.aio import Link
 
 log = logging.getLogger(__name__)
-
-LINK = "link"
-"""Name of the descriptor through which a loader talks to its rank."""
 
 _EXIT_S = 10.0
 """Seconds that a loader which has handed over everything may take to exit."""

@@ -38,9 +38,11 @@ def systemd(request: pytest.FixtureRequest) -> list[Path]:
         return impossible(str(error))
 
 
-@pytest.fixture
-def boot(systemd: list[Path], tmp_path: Path) -> Boot:
+@pytest.fixture(scope="session")
+def boot(systemd: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Boot:
     """Boots machines on which preloadd is installed: `with boot(unit=…, prepare=…) as host`.
+
+    A machine for one test costs half a second; tests that leave it as they found it may share one.
 
     `program` is what runs as preloadd: by default the stand-in. `files` are put there before.
     """
@@ -54,7 +56,7 @@ def boot(systemd: list[Path], tmp_path: Path) -> Boot:
         files: dict[str, str] | None = None,
         binds: list[tuple[Path, str]] | None = None,
     ) -> Iterator[Host]:
-        package = installed.install(tmp_path / "package", program)
+        package = installed.install(tmp_path_factory.mktemp("machine") / "package", program)
         for inside, text in (files or {}).items():
             path = package / inside.lstrip("/")
             path.parent.mkdir(parents=True, exist_ok=True)

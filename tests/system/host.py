@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from preloadd.protocol.messages import StatusTold
+from preloadd.transport.status import ask_status
 from tests.system.machine import PATIENCE_S, Machine
 
 HEALTH = "http://127.0.0.1:9470/healthz"
@@ -51,6 +54,10 @@ class Host:
         """Send a signal to a rank, and to no child of it."""
         self.machine.systemctl("kill", "--kill-whom=main", f"--signal={signal}", rank(instance))
 
+    def ctl(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """What came of an administrator's command."""
+        return self.machine.run("preloadctl", *arguments, check=False)
+
     # -- what is seen of it --
 
     def state(self, unit: str) -> str:
@@ -72,6 +79,15 @@ class Host:
     def weights(self, instances: Iterable[str]) -> list[str]:
         """What each stand-in says it serves: a random name drawn at each load."""
         return [self.machine.show(rank(instance), "StatusText") for instance in instances]
+
+    def told_by(self, instance: str) -> StatusTold:
+        """What a rank tells of itself."""
+        return ask_status(self.machine.path(f"/run/preloadd/{instance}/rank.sock"), timeout=5.0)
+
+    def lives(self, instances: Iterable[str]) -> list[tuple[int, str]]:
+        """Process and generation of each rank: equal if nothing has touched it."""
+        told = [self.told_by(instance) for instance in instances]
+        return [(each.pid, each.generation) for each in told]
 
     def health(self) -> tuple[int, dict[str, Any]]:
         """What the supervisor answers: status and content."""

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from preloadd.domain.lines import one_line
 from preloadd.errors import ModelNotFound
 
 DEFAULT_REVISION = "main"
@@ -31,17 +32,22 @@ def locate(model: str, revision: str, *, environ: Mapping[str, str]) -> Path:
     """
     if not model:
         raise ModelNotFound("no model is named: give a folder, or an id such as org/name")
-    folder = _expanded(model, environ)
+    folder, told = _expanded(model, environ), one_line(model)
     try:
         if folder.is_dir():
             return folder
         if folder.exists():
-            raise ModelNotFound(f"{model} is a file: give the folder that holds the model")
+            raise ModelNotFound(f"{told} is a file: give the folder that holds the model")
     except OSError as error:
-        raise ModelNotFound(f"{model}: {error.strerror}: give a folder that can be read") from None
+        raise ModelNotFound(f"{told}: {error.strerror}: give a folder that can be read") from None
     if model.startswith(_PATH_STARTS):
-        raise ModelNotFound(f"{model}: no such folder: correct the path")
+        raise ModelNotFound(f"{told}: no such folder: correct the path")
     return _snapshot(model, revision or DEFAULT_REVISION, cache_folder(environ))
+
+
+def is_id(model: str) -> bool:
+    """Whether `model` can be the id of one on the hub; there may be a folder of that name."""
+    return bool(_ID.match(model)) and ".." not in model and "--" not in model
 
 
 def cache_folder(environ: Mapping[str, str]) -> Path:
@@ -55,7 +61,7 @@ def cache_folder(environ: Mapping[str, str]) -> Path:
 
 
 def _snapshot(model: str, revision: str, cache: Path) -> Path:
-    if not _ID.match(model) or ".." in model or "--" in model:
+    if not is_id(model):
         raise ModelNotFound(
             f"{model!r} is neither a folder nor the id of a model: "
             "give a path, or an id such as org/name"
@@ -69,8 +75,8 @@ def _snapshot(model: str, revision: str, cache: Path) -> Path:
             return snapshot
     raise ModelNotFound(
         f"{model}, revision {revision}, is neither a local folder nor in the Hugging Face cache "
-        f"{cache}{_others(repository)}: download it (`hf download {model} --revision {revision}`), "
-        "set HF_HOME or HF_HUB_CACHE to the cache that has it, or give a folder"
+        f"{one_line(cache)}{_others(repository)}: download it (`hf download {model} --revision "
+        f"{revision}`), set HF_HOME or HF_HUB_CACHE to the cache that has it, or give a folder"
     )
 
 
@@ -99,5 +105,8 @@ def _expanded(text: str, environ: Mapping[str, str]) -> Path:
     """`text` as a path, a leading `~` replaced by the home that `environ` gives."""
     if text != "~" and not text.startswith("~/"):
         return Path(text)
-    home = environ.get("HOME") or pwd.getpwuid(os.getuid()).pw_dir
+    try:
+        home = environ.get("HOME") or pwd.getpwuid(os.getuid()).pw_dir
+    except KeyError:  # a container may run as a user without an entry
+        return Path(text)
     return Path(home + text[1:])

@@ -199,3 +199,32 @@ def test_the_timeout_is_for_connecting_only(socket_dir: Path) -> None:
     with seqpacket.listen(path, 0o600, 5), seqpacket.connect(path, timeout=1) as client:
         assert client.gettimeout() is None
         assert client.getsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, 16) == bytes(16)
+
+
+def test_a_socket_that_was_passed_is_taken(pair: Pair) -> None:
+    passed = OwnedFd.copy_of(pair[0].fileno())
+    with seqpacket.adopted(passed) as sock:
+        assert passed.closed
+        sock.send(b"here")
+        assert pair[1].recv(10) == b"here"
+
+
+@pytest.mark.parametrize("kind", [socket.SOCK_STREAM, socket.SOCK_DGRAM, None])
+def test_what_is_no_such_socket_is_refused_and_closed(kind: socket.SocketKind | None) -> None:
+    if kind is None:
+        passed = OwnedFd(os.open("/dev/null", os.O_RDONLY))
+    else:
+        passed = OwnedFd(socket.socket(socket.AF_UNIX, kind).detach())
+    with pytest.raises(ProtocolViolation, match=r"no socket|of another kind"):
+        seqpacket.adopted(passed)
+    assert passed.closed
+
+
+def test_who_may_connect_can_be_changed(socket_dir: Path) -> None:
+    path = socket_dir / "rank.sock"
+    with seqpacket.listen(path, 0o600, 5):
+        seqpacket.set_access(path, 0o660, group=os.getegid())
+        found = path.stat()
+        assert (stat.S_IMODE(found.st_mode), found.st_gid) == (0o660, os.getegid())
+        seqpacket.set_access(path, 0o600)
+        assert path.stat().st_gid == os.getegid()
