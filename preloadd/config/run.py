@@ -39,7 +39,14 @@ _Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
 
 def _absolute(value: object) -> object:
     """Paths as a child in any folder would find them; '~' stands for the home folder."""
-    return Path(value).expanduser().absolute() if isinstance(value, str) and value else value
+    if not isinstance(value, str) or not value:
+        return value
+    try:
+        return Path(value).expanduser().absolute()
+    except (OSError, RuntimeError) as error:
+        raise ValueError(
+            f"cannot be followed from here ({error}): give an absolute path"
+        ) from error
 
 
 class RunOptions(BaseModel):

@@ -23,7 +23,7 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 MIN_CHUNK = 1 << 16
 MAX_CHUNK = 1 << 38
 PAGE = 4096
-MAX_RANKS = 1024
+MAX_RANKS = 64
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
 

@@ -13,11 +13,17 @@ from preloadd.config.run import RunOptions
 from preloadd.domain.access import Policy
 from preloadd.domain.ids import Instance
 from preloadd.domain.lines import one_line
-from preloadd.errors import ConfigError, OutOfRoom, PreloadError
+from preloadd.errors import ConfigError, OutOfDescriptors, OutOfRoom, PreloadError
 from preloadd.linux import paths, peers, seqpacket
 from preloadd.linux.fds import is_exhausted
 from preloadd.linux.room import room
 from preloadd.weights.checkpoint import open_checkpoint
+
+FILES = 16
+"""Descriptors that the launcher needs for itself, among them those for starting a child."""
+
+FILES_OF_RANK = 8
+"""Descriptors that the launcher needs for each rank, without what the rank parks."""
 
 
 def find_python(written: str) -> str:
@@ -94,10 +100,19 @@ def require_room(model: Path, copies: int) -> None:
         raise OutOfRoom(wanted=wanted, free=free, limit=limit)
 
 
-def allow_many_files() -> None:
-    """Raise this process's limit of open files as far as it may: all parked descriptors count."""
+def allow_many_files(ranks: int) -> None:
+    """Raise this process's limit of open files as far as it may: all parked descriptors count.
+
+    OutOfDescriptors if that is not enough for `ranks` even before they park anything.
+    """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    wanted = FILES + FILES_OF_RANK * ranks
+    if hard != resource.RLIM_INFINITY and hard < wanted:
+        raise OutOfDescriptors(
+            f"this process may have {hard} open files, but needs {wanted} at least (ranks: "
+            f"{ranks}): raise the limit with `ulimit -n`, or with LimitNOFILE= in a systemd unit"
+        )
 
 
 def _derived_dir(environ: Mapping[str, str]) -> Path:

@@ -14,6 +14,7 @@ import typer
 
 from preloadd.config.run import RunOptions, flag, parse_run
 from preloadd.errors import PreloadError
+from preloadd.launcher.checks import allow_many_files
 from preloadd.launcher.progress import complain, make_display
 from preloadd.launcher.start import Start
 from preloadd.linux.fds import exhausted, is_exhausted
@@ -176,6 +177,7 @@ def run(
 
 def _serve(options: RunOptions) -> int:
     """Run the group until it ends; the exit code. PreloadError."""
+    allow_many_files(options.parallel.world)
     try:
         return anyio.run(Start(options, dict(os.environ), make_display(sys.stdout)).run)
     except OSError as error:

@@ -16,7 +16,6 @@ from preloadd.domain.lines import one_line
 from preloadd.domain.settings import RankSettings
 from preloadd.errors import PreloadError
 from preloadd.launcher.checks import (
-    allow_many_files,
     find_python,
     prepare_socket_dir,
     require_room,
@@ -72,7 +71,6 @@ class Start:
 
     async def _serve(self, ending: Ending) -> None:
         python = find_python(self.options.python)
-        allow_many_files()
         folder, derived = prepare_socket_dir(self.options, self.environ)
         with ExitStack() as owned:
             health = self._health(folder)

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import array
 import errno
+import fcntl
 import logging
 import os
 import socket
 import sys
+import termios
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -22,6 +25,8 @@ JOURNAL = Path("/run/systemd/journal/socket")
 
 SEND_TIMEOUT = 1.0
 """Seconds that the journal may take to make room for an entry."""
+
+_POLL_S = 0.001
 
 _PRIORITIES = (
     (logging.CRITICAL, 2),
@@ -99,10 +104,25 @@ class JournalHandler(logging.Handler):
         except OSError:
             self._fallback.emit(record)
 
+    def flush(self) -> None:
+        """Wait a moment until the journal has taken every entry; `logging` calls this at exit.
+
+        The journal looks up the sender's unit when it takes an entry. Of a process that is gone
+        by then it knows none, and nobody who asks for the unit's log would see the last words.
+        """
+        until = time.monotonic() + SEND_TIMEOUT
+        while self._waiting() and time.monotonic() < until:
+            time.sleep(_POLL_S)
+
     def close(self) -> None:
         """Close the socket."""
         self._socket.close()
         super().close()
+
+    def _waiting(self) -> bool:
+        nbytes = array.array("i", [0])
+        fcntl.ioctl(self._socket, termios.TIOCOUTQ, nbytes)
+        return nbytes[0] > 0
 
     def _of(self, record: logging.LogRecord) -> Iterator[tuple[str, str]]:
         yield "MESSAGE", self.format(record)

@@ -15,12 +15,14 @@ import anyio
 import preloadd
 from preloadd.domain.settings import RankSettings
 from preloadd.errors import ConfigError, PreloadError
-from preloadd.linux import logs, peers, seqpacket
+from preloadd.linux import logs, peers, seqpacket, streams
 from preloadd.linux.fds import OwnedFd, exhausted, is_exhausted
 from preloadd.linux.locks import Lock
 from preloadd.linux.notify import Notifier, inherited, watchdog_interval, without_manager
-from preloadd.linux.paths import prepare_socket_dir
+from preloadd.linux.paths import prepare_socket_dir, unusable
 from preloadd.memory.host import HostKeeper
+from preloadd.protocol.messages import SETTINGS
+from preloadd.rank.counting import counter
 from preloadd.rank.daemon import Daemon
 from preloadd.rank.loading import Loader
 from preloadd.rank.orders import orders, remember
@@ -32,6 +34,7 @@ IDENTIFIER = "preloadd-rank"
 
 def main() -> int:
     """Run the daemon; the exit status says why it ended (see `errors.EXIT_STATUS`)."""
+    streams.prepare()
     logs.configure("INFO", os.environ, identifier=IDENTIFIER)
     parked = inherited(os.environ, os.getpid())
     try:
@@ -41,7 +44,7 @@ def main() -> int:
         )
         _serve(settings, parked)
     except (PreloadError, OSError, BaseExceptionGroup) as error:
-        _tell_manager(f"failed: {error}")
+        _tell_manager(error)
         if not isinstance(error, PreloadError):
             raise
         log.error("%s", error)  # noqa: TRY400 - the text is for people, the trace would hide it
@@ -49,11 +52,11 @@ def main() -> int:
     return 0
 
 
-def _tell_manager(status: str) -> None:
+def _tell_manager(reason: BaseException) -> None:
     """Leave a last word with the manager, who tells it to people long after this process."""
     with suppress(ConfigError):  # its socket is not there
         notifier = Notifier(os.environ)
-        notifier.status(status)
+        notifier.failed(reason)
         notifier.close()
 
 
@@ -75,6 +78,7 @@ def _serve(settings: RankSettings, parked: dict[str, list[OwnedFd]]) -> None:
             _loader(settings, folder, environ),
             clock=time.monotonic,
             watchdog_s=watchdog_interval(os.environ),
+            count=counter(os.environ, os.getpid(), Path("/proc/self/cgroup").read_text()),
         )
         try:
             anyio.run(daemon.run, parked)
@@ -90,12 +94,15 @@ def _loader(settings: RankSettings, folder: Path, environ: Mapping[str, str]) ->
     if not settings.python:
         return Loader(argv, environ, HostKeeper())
     imports = folder / "python"
-    imports.mkdir(exist_ok=True)
-    link = imports / "preloadd"
-    fresh = imports / "preloadd.new"
-    fresh.unlink(missing_ok=True)
-    fresh.symlink_to(Path(preloadd.__file__).parent)
-    fresh.replace(link)
+    try:
+        imports.mkdir(exist_ok=True)
+        link = imports / "preloadd"
+        fresh = imports / "preloadd.new"
+        fresh.unlink(missing_ok=True)
+        fresh.symlink_to(Path(preloadd.__file__).parent)
+        fresh.replace(link)
+    except OSError as error:
+        raise unusable(imports, error) from error
     paths = [str(imports), *filter(None, [environ.get("PYTHONPATH")])]
     return Loader(argv, {**environ, "PYTHONPATH": os.pathsep.join(paths)}, HostKeeper())
 
@@ -108,6 +115,8 @@ def _folder(settings: RankSettings) -> Path:
         prepare_socket_dir(folder.parent, derived=settings.derived)
         prepare_socket_dir(folder, derived=False)
     except OSError as error:
+        if is_exhausted(error):
+            raise exhausted(error, f"opening {folder.parent}") from error
         raise ConfigError(
             f"the socket directory {folder.parent} cannot be used: {error.strerror}: give one "
             f"whose parent is there and that user {os.geteuid()} may write to"

@@ -25,6 +25,7 @@ from preloadd.linux.fds import OwnedFd, exhausted, is_exhausted
 from preloadd.linux.notify import Notifier
 from preloadd.protocol.messages import Progress
 from preloadd.rank.adoption import Adoption, adopt
+from preloadd.rank.counting import Count
 from preloadd.rank.fellows import Fellows
 from preloadd.rank.generation import Generation
 from preloadd.rank.loading import Loader
@@ -55,12 +56,14 @@ class Daemon:
         *,
         clock: Callable[[], float],
         watchdog_s: float | None,
+        count: Count,
     ) -> None:
         self._settings = settings
         self._policy = policy
         self._notifier = notifier
         self._loader = loader
         self._watchdog_s = watchdog_s
+        self._count = count
         self._parking = Parking(notifier)
         self._service = Service(settings, self._parking, clock=clock)
         folder = Path(settings.socket_dir)
@@ -90,12 +93,16 @@ class Daemon:
             if self._watchdog_s is not None:
                 tasks.start_soon(self._show_life, self._watchdog_s)
             listener = self._inherited_listener(parked.pop(LISTENER, []))
+            reserved = None
             if listener is not None:
                 tasks.start_soon(self._serve, listener)
+            else:
+                # What stands in its way is not to be found out after minutes of loading.
+                reserved = undo.enter_context(self._reserve())
             self._resume_leases(parked, tasks)
             await self._bring_up(parked)
-            if listener is None:
-                tasks.start_soon(self._serve, self._bind())
+            if reserved is not None:
+                tasks.start_soon(self._serve, self._bind(reserved))
             await self._parking.ready()
             await self._reload_when_asked()
 
@@ -129,6 +136,7 @@ class Daemon:
                 raise exhausted(error, "loading") from error
             raise PreloadError(f"loading failed: {error}") from error
         self._service.loaded(generation)
+        await self._require_kept(len(generation.chunks) + 1)
         manifest, read = generation.manifest, generation.manifest.counters
         loading.info(
             "loaded generation %s: %d tensors, %.2f GiB in %.2f s",
@@ -138,6 +146,19 @@ class Daemon:
             read.get("load_ms", 0) / 1000,
         )
         self._notifier.status(f"serving {self._settings.model.name}")
+
+    async def _require_kept(self, told: int) -> None:
+        """Complain where people will see it if the manager has not kept all it was told to."""
+        kept = await anyio.to_thread.run_sync(self._count, abandon_on_cancel=True)
+        if kept is None or kept >= told:
+            return
+        why = (
+            f"systemd keeps {kept} of {told} descriptors: these weights would be lost with this "
+            "process. Set FileDescriptorStoreMax=512 in its unit, run `systemctl daemon-reload`, "
+            "and restart it"
+        )
+        loading.error("%s", why)
+        self._service.not_kept(why)
 
     async def _filled(self, *, evicted: bool) -> Generation:
         """A new generation that is parked. What was evicted is gone before: two rarely fit."""
@@ -237,9 +258,12 @@ class Daemon:
                 self._service.lease_began(lease, None)
                 tasks.start_soon(self._server.resume, sock, lease.id, peer)
 
-    def _bind(self) -> socket.socket:
+    def _reserve(self) -> seqpacket.Reservation:
         mode = self._policy.socket_mode
-        listener = seqpacket.listen(self._path, mode, BACKLOG, group=self._group)
+        return seqpacket.Reservation(self._path, mode, group=self._group)
+
+    def _bind(self, reserved: seqpacket.Reservation) -> socket.socket:
+        listener = reserved.listen(BACKLOG)
         self._parking.keep_listener(listener.fileno())
         return listener
 

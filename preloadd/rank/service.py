@@ -65,7 +65,7 @@ class Service:
 
     def adopted(self, generation: Generation) -> None:
         """Take a generation that was parked."""
-        self.generation, self._adopted = generation, True
+        self.generation, self._adopted, self._detail = generation, True, ""
         self._enter(Event.ADOPTED)
 
     def load_started(self) -> None:
@@ -90,6 +90,10 @@ class Service:
         self._detail = why
         self._enter(Event.LOAD_FAILED)
 
+    def not_kept(self, why: str) -> None:
+        """The manager does not keep the weights: they are served, but lost with this process."""
+        self._detail = why
+
     def stays_released(self) -> None:
         """The weights were freed in an earlier life, and nobody has asked to load them since."""
         self._detail = _RELEASED
@@ -109,13 +113,19 @@ class Service:
         self.state = advance(self.state, event)
         if self.state is State.SERVING:
             self._ready_s = self._clock() - self._started
-            self._detail = ""
         if self.state is not State.LOADING:
             self._progress = m.Progress(phase="")
         self._changed.set()
         self._changed = anyio.Event()
 
     # -- requests --
+
+    def refusal(self, request: m.Attach | m.Memory) -> m.Mismatched | m.NotAvailable | None:
+        """What this rank alone has against the request, or None."""
+        if self.generation is None or self.state is not State.SERVING:
+            return self._not_available()
+        found = self._differences(request)
+        return _mismatched(found) if found else None
 
     def incomplete(self, missing: list[str]) -> m.NotAvailable:
         """The answer while other ranks of the group do not serve."""
@@ -126,11 +136,9 @@ class Service:
         self, request: m.Attach, *, pid: int
     ) -> tuple[Lease, m.Granted, list[OwnedFd]] | m.Mismatched | m.NotAvailable | m.Refused:
         """Grant a lease, or say why not. The descriptors are the caller's to send and close."""
-        if self.generation is None or self.state is not State.SERVING:
-            return self._not_available()
-        found = self._differences(request)
-        if found:
-            return _mismatched(found)
+        refusal = self.refusal(request)
+        if refusal is not None or self.generation is None:
+            return refusal or self._not_available()
         manifest = self.generation.manifest
         lease = Lease(
             LeaseId(secrets.token_hex(8)),
@@ -223,11 +231,9 @@ class Service:
 
     def memory(self, request: m.Memory) -> m.MemoryHeld | m.Mismatched | m.NotAvailable:
         """Device memory an engine with this key finds already taken by weights it will share."""
-        if self.generation is None or self.state is not State.SERVING:
-            return self._not_available()
-        found = self._differences(request)
-        if found:
-            return _mismatched(found)
+        refusal = self.refusal(request)
+        if refusal is not None or self.generation is None:
+            return refusal or self._not_available()
         return m.MemoryHeld(nbytes=self.generation.arena_nbytes)
 
     def status(self) -> m.StatusTold:

@@ -84,6 +84,10 @@ class Desk:
         return lease
 
     async def _attach(self, session: Session, request: m.Attach) -> Lease | None:
+        refusal = self._service.refusal(request)
+        if refusal is not None:
+            await session.answer(refusal)
+            return None
         if not await self._fellows.whole(_PATIENCE_S):
             await session.answer(self._service.incomplete(self._fellows.missing))
             return None

@@ -67,6 +67,10 @@ def stand_in(tmp_path):
     (package / "__init__.py").write_text('__version__ = "0"\n')
     (package / "__main__.py").write_text((ROOT / "preloadd" / "__main__.py").read_text())
     (package / "rank" / "__init__.py").touch()
+    (package / "linux").mkdir()
+    (package / "linux" / "__init__.py").touch()
+    streams = Path("linux", "streams.py")
+    (package / streams).write_text((ROOT / "preloadd" / streams).read_text())
     return package
 
 
@@ -93,6 +97,20 @@ def test_becomes_the_package_and_keeps_pid_and_descriptors(stand_in, tmp_path, a
         inode = os.fstat(held.fileno()).st_ino
     told = json.loads(output)
     assert told == [child.pid, ["CPU-0", "--flag"], "preloadd.rank.__main__", as_script, inode]
+
+
+@pytest.mark.parametrize("closing", [">&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize(("command", "status"), [("--version", 0), ("--help", 0), ("zzz", 2)])
+def test_closed_streams_are_no_error(closing, command, status):
+    done = subprocess.run(
+        ["sh", "-c", f'exec "$@" {closing}', "sh", sys.executable, "-m", "preloadd", command],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=20,
+    )
+    assert done.returncode == status
+    assert "Traceback" not in done.stderr
 
 
 def test_dispatcher_pays_for_no_command():

@@ -148,3 +148,15 @@ def test_settings_survive_the_way_to_the_rank():
 def test_flags_are_the_field_names():
     assert flag("tensor_parallel_size") == "--tensor-parallel-size"
     assert "access_user" in RunOptions.model_fields
+
+
+def test_folder_below_one_that_is_gone_is_a_fault_of_its_flag(tmp_path, monkeypatch):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    for written in ("sockets", "~no-such-user/sockets"):
+        with pytest.raises(
+            ConfigError, match=r"--weight-cache-socket-dir: .*absolute path"
+        ) as told:
+            parse_run({"model": "m", "weight_cache_socket_dir": written})
+        assert f"(given: {written!r})" in str(told.value)

@@ -9,14 +9,16 @@ from pathlib import Path
 
 import pytest
 
+import preloadd
 from preloadd.config.run import parse_run
 from preloadd.errors import ConfigError, InsecurePath, OutOfRoom
 from preloadd.launcher.checks import (
-    allow_many_files,
     find_python,
     prepare_socket_dir,
     require_room,
 )
+
+ROOT = Path(preloadd.__file__).parents[1]
 
 
 def prepare(environ=None, **given: object) -> tuple[Path, bool]:
@@ -114,6 +116,32 @@ def test_folder_is_opened_as_far_as_access_needs(socket_dir, given, expected):
     assert mode(chosen) == expected
 
 
+def test_default_folder_that_cannot_be_made_is_said_with_where_it_comes_from():
+    with pytest.raises(ConfigError, match=r"not given, derived from \$TMPDIR") as caught:
+        prepare({"TMPDIR": "/nope"})
+    assert "/nope/preloadd-" in str(caught.value)
+    with pytest.raises(ConfigError, match=r"derived from \$XDG_RUNTIME_DIR"):
+        prepare({"TMPDIR": "/nope", "XDG_RUNTIME_DIR": "/gone"})
+
+
+def test_socket_paths_that_will_be_too_long_are_said_before_anything_is_made(socket_dir):
+    fits = socket_dir / ("x" * (107 - len(f"{socket_dir}//CPU-9/rank.sock")))
+    prepare(weight_cache_socket_dir=str(fits), tensor_parallel_size="10")
+    longer = f"{fits}y"
+    with pytest.raises(ConfigError, match=r"--weight-cache-socket-dir: .*108 bytes.*shorter"):
+        prepare(weight_cache_socket_dir=longer)
+    with pytest.raises(ConfigError, match=r"CPU-10/rank\.sock has 108 bytes"):
+        prepare(weight_cache_socket_dir=str(fits), tensor_parallel_size="11")
+    assert not Path(longer).exists()
+
+
+def test_folder_whose_name_is_no_text_is_refused(socket_dir):
+    with pytest.raises(ConfigError, match=r"--weight-cache-socket-dir: .*/s\\udcff: has bytes"):
+        prepare(weight_cache_socket_dir=f"{socket_dir}/s\udcff")
+    with pytest.raises(ConfigError, match=r"derived from \$TMPDIR.*not UTF-8"):
+        prepare({"TMPDIR": f"{socket_dir}/s\udcff"})
+
+
 def test_unknown_group_is_said():
     with pytest.raises(ConfigError, match="no-such-group"):
         prepare(access_group=("no-such-group",))
@@ -123,14 +151,31 @@ def test_limit_of_open_files_is_raised_as_far_as_allowed():
     code = (
         "import resource as r; from preloadd.launcher.checks import allow_many_files;"
         "r.setrlimit(r.RLIMIT_NOFILE, (64, r.getrlimit(r.RLIMIT_NOFILE)[1]));"
-        "allow_many_files(); print(r.getrlimit(r.RLIMIT_NOFILE))"
+        "allow_many_files(1); print(r.getrlimit(r.RLIMIT_NOFILE))"
     )
-    root = Path(sys.modules[allow_many_files.__module__].__file__).parents[2]
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     assert done.stdout.strip() == str((hard, hard))
+
+
+@pytest.mark.parametrize("limit", [5, 31])
+def test_limit_that_cannot_suffice_is_said(limit):
+    code = (
+        "import resource as r; from preloadd.launcher.checks import allow_many_files;"
+        f"r.setrlimit(r.RLIMIT_NOFILE, ({limit}, {limit})); allow_many_files(2)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert (
+        f"OutOfDescriptors: this process may have {limit} open files, but needs 32" in done.stderr
+    )
+    assert "`ulimit -n`" in done.stderr
+
+
+def test_interpreter_of_an_unknown_user_is_said():
+    with pytest.raises(ConfigError, match="--python: ~no-such-user/python"):
+        find_python("~no-such-user/python")
 
 
 def test_a_model_larger_than_the_memory_of_the_host_is_refused_before_anything_starts(tmp_path):

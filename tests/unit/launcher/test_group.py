@@ -106,6 +106,22 @@ def test_last_words_of_a_rank_are_told(stage):
     assert "CPU-0 ended with status 7, after it said: no disk\n" in outcome.shown
 
 
+def test_reason_that_a_rank_gave_for_its_end_is_told(stage):
+    stage.script("CPU-0", [["notify", "STATUS=failed: no \x1b disk"], ["exit", 75]])
+    outcome = stage.run(stage.launch("CPU-0"))
+    assert "stopping: CPU-0 ended with status 75: no \\x1b disk\n" in outcome.shown
+
+
+def test_process_that_cannot_be_started_for_want_of_descriptors_is_told(stage, descriptors_left):
+    stage.script("CPU-0", [READY])
+    launch = stage.launch("CPU-0")
+    with descriptors_left(9):
+        outcome = stage.run(launch)
+    assert outcome.code == EXIT_STATUS[ErrorCode.NO_DESCRIPTORS]
+    assert "a process cannot be started" in outcome.shown
+    assert "ulimit -n" in outcome.shown
+
+
 def test_the_first_rank_to_fail_gives_the_code(stage):
     stage.script("CPU-0", [["exit", 3]])
     stage.script("CPU-1", [["sleep", 0.3], ["exit", 4]])

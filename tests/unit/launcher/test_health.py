@@ -23,7 +23,7 @@ def test_taken_port_is_said_with_the_flag_and_a_remedy():
     assert "choose another port" in str(caught.value)
 
 
-@pytest.mark.parametrize("host", ["no such host", "192.0.2.1"])
+@pytest.mark.parametrize("host", ["no such host", "192.0.2.1", "a" * 64, "a..b", "[127.0.0.1"])
 def test_host_that_is_not_ours_is_said(host):
     with pytest.raises(ConfigError, match="--weight-cache-health-") as caught:
         listen(host, 0)
@@ -42,9 +42,10 @@ def test_url_is_told_with_the_port_that_was_picked(tmp_path):
         assert made.url.endswith("/healthz")
 
 
-def test_addresses_of_ipv6_are_bracketed(tmp_path):
+@pytest.mark.parametrize("host", ["::1", "[::1]"])
+def test_addresses_of_ipv6_are_bracketed(tmp_path, host):
     try:
-        listener = listen("::1", 0)
+        listener = listen(host, 0)
     except ConfigError as error:
         pytest.skip(f"no IPv6 here: {error}")
     with health(listener, tmp_path) as made:

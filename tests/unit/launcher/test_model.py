@@ -95,6 +95,10 @@ def test_missing_folder_is_not_fetched(tmp_path):
         ("./model", {}, False),
         ("~/model", {}, False),
         ("", {}, False),
+        ("x" * 300, {}, False),
+        ("x" * 5000, {}, False),
+        ("org/" + "x" * 300, {}, False),
+        ("a/b/c", {}, False),
     ],
 )
 def test_what_may_be_fetched(model, environ, allowed):

@@ -38,7 +38,10 @@ def test_stale_socket_is_removed_if_the_rank_was_started(stage, started):
             made.start()
             made.end()
         made.socket.touch()
+        half_way = made.folder / "~ank.sock"
+        half_way.touch()
     assert made.socket.exists() is not started
+    assert half_way.exists() is not started
 
 
 def test_socket_of_whoever_holds_the_lock_is_left_alone(stage):

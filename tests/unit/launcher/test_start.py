@@ -1,11 +1,12 @@
 """The whole launcher as a process of its own, which is sent signals and killed."""
 
+import os
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,6 +15,14 @@ import pytest
 from preloadd.domain.settings import Deadlines, ModelSettings, RankSettings
 from preloadd.errors import EXIT_STATUS, ErrorCode
 from preloadd.launcher.start import fetch_command, rank_command
+
+PR_SET_CHILD_SUBREAPER = 36
+BECOME = (
+    f"import ctypes, os, sys; ctypes.CDLL(None).prctl({PR_SET_CHILD_SUBREAPER}, 1, 0, 0, 0); "
+    "os.execv(sys.argv[1], sys.argv[1:])"
+)
+AS_SUBREAPER = [sys.executable, "-c", BECOME]
+"""What the kernel gives orphans to, as it does to PID 1 of a container; exec does not end that."""
 
 DRIVE = Path(__file__).with_name("drive.py")
 SERVE = ["serve"]
@@ -42,11 +51,12 @@ class Launcher:
 @pytest.fixture
 def drive(stage):
     @contextmanager
-    def started(**fields: str) -> Iterator[Launcher]:
+    def started(*, before: Sequence[str] = (), **fields: str) -> Iterator[Launcher]:
         temporary = stage.folder / "tmp"
         temporary.mkdir(exist_ok=True)
         given = [f"{name}={value}" for name, value in fields.items()]
-        command = [sys.executable, str(DRIVE), str(stage.folder), str(stage.socket_dir), *given]
+        driver = [*before, sys.executable, str(DRIVE)]
+        command = [*driver, str(stage.folder), str(stage.socket_dir), *given]
         environ = {**stage.environ, "TMPDIR": str(temporary), "HF_HOME": str(stage.folder / "hf")}
         with subprocess.Popen(
             command,
@@ -77,7 +87,7 @@ def gone(pid: int) -> bool:
     return False
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
 def test_signal_ends_everything_with_its_code(stage, drive, number):
     stage.script("CPU-0", [SERVE])
     stage.script("CPU-1", [SERVE])
@@ -122,6 +132,50 @@ def test_ranks_die_with_a_killed_launcher(stage, drive):
         launcher.process.kill()
         launcher.end()
     assert gone(stage.lives("CPU-0")[0]["pid"])
+
+
+def test_next_launcher_removes_what_a_killed_one_left(stage, drive):
+    stage.script("CPU-0", [SERVE])
+    for _ in range(2):
+        with drive() as launcher:
+            launcher.wait_for("engines connect")
+            assert len(list((stage.folder / "tmp").iterdir())) == 1
+            launcher.process.kill()
+            launcher.end()
+        assert gone(stage.lives("CPU-0")[-1]["pid"])
+
+
+def test_orphans_of_a_killed_rank_are_reaped(stage, drive):
+    stage.script("CPU-0", [["stray"], ["kill", 9]], [SERVE])
+    with drive(before=AS_SUBREAPER, restart_ranks="true") as launcher:
+        launcher.wait_for("engines connect")
+        stray = Path("/proc", (stage.folder / "CPU-0.stray").read_text())
+        until = time.monotonic() + 5
+        while stray.exists():
+            assert time.monotonic() < until, (stray / "status").read_text()
+            time.sleep(0.01)
+        launcher.process.terminate()
+        assert launcher.end() == 143
+    assert "CPU-0 ended with status 137" in launcher.shown
+
+
+@pytest.mark.parametrize("mask", [0o000, 0o777])
+def test_mask_of_the_caller_changes_nothing(stage, drive, mask):
+    """A plain user could not even enter a folder that a mask of 777 has left."""
+    stage.script("CPU-0", [SERVE])
+    (stage.folder / "tmp").mkdir()
+    chosen = stage.folder / "chosen"
+    before = os.umask(mask)
+    try:
+        with drive(weight_cache_socket_dir=str(chosen)) as launcher:
+            launcher.wait_for("engines connect")
+            (private,) = (stage.folder / "tmp").iterdir()
+            modes = [path.stat().st_mode & 0o777 for path in (chosen, private, private / "0")]
+            launcher.process.terminate()
+            assert launcher.end() == 143
+    finally:
+        os.umask(before)
+    assert modes == [0o700, 0o700, 0o700]
 
 
 def test_failed_rank_gives_the_exit_code(stage, drive):

@@ -29,3 +29,17 @@ def test_rank_that_does_not_answer_is_told_of_without_numbers(socket_dir):
     told = told_by("CPU-0", socket_dir / "rank.sock", timeout=0.1)
     assert told == Told("CPU-0", socket_dir / "rank.sock")
     assert again_text(told) == "CPU-0 serves again: serves"
+
+
+def test_what_is_not_known_is_not_told_as_nothing():
+    ranks = [Told("CPU-0", SOCKETS / "a", adopted=True, nbytes=9), Told("CPU-1", SOCKETS / "b")]
+    first, *_ = ready_text("tiny", ranks, seconds=0.2, socket_dir=SOCKETS).splitlines()
+    assert first == "ready: tiny, 2 ranks, size not known, after 0.2 s"
+
+
+def test_line_breaks_in_paths_break_no_line():
+    told = Told("CPU-0", Path("/run/a\nb/CPU-0/rank.sock"), adopted=True)
+    lines = ready_text("ti\nny", [told], seconds=0, socket_dir=Path("/run/a\nb")).splitlines()
+    assert len(lines) == 3
+    assert lines[0].startswith("ready: ti\\nny, 1 rank")
+    assert "PRELOADD_SOCKET_DIR=/run/a\\nb " in lines[2]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from preloadd.errors import AlreadyRunning
+from preloadd.errors import AlreadyRunning, ConfigError, InsecurePath, OutOfDescriptors
 from preloadd.linux import locks
 from preloadd.linux.locks import FILE_NAME, Lock
 
@@ -111,8 +112,9 @@ def test_a_planted_link_is_not_followed(tmp_path: Path) -> None:
     target = tmp_path / "precious"
     target.write_text("data")
     (tmp_path / FILE_NAME).symlink_to(target)
-    with pytest.raises(OSError, match="symbolic links"):
+    with pytest.raises(InsecurePath, match=r"symbolic link.*remove it") as caught:
         Lock.take(tmp_path, "CPU-0")
+    assert str(tmp_path / FILE_NAME) in str(caught.value)
     assert target.read_text() == "data"
 
 
@@ -136,3 +138,36 @@ def test_a_file_that_names_nobody_has_no_holder(tmp_path, content):
     (tmp_path / FILE_NAME).write_bytes(content)
     assert locks.holder(tmp_path / FILE_NAME) is None
     assert locks.holder(tmp_path / FILE_NAME / "below") is None
+
+
+def a_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.bind(str(path))
+
+
+@pytest.mark.parametrize("plant", [Path.mkdir, os.mkfifo, a_socket])
+def test_what_is_no_file_is_told_with_the_remedy(socket_dir, plant):
+    plant(socket_dir / FILE_NAME)
+    with pytest.raises((ConfigError, InsecurePath), match="remove it") as caught:
+        Lock.take(socket_dir, "CPU-0")
+    assert str(socket_dir / FILE_NAME) in str(caught.value)
+
+
+def test_a_folder_that_is_gone_is_told(tmp_path):
+    with pytest.raises(ConfigError, match="choose a socket directory") as caught:
+        Lock.take(tmp_path / "gone", "CPU-0")
+    assert str(tmp_path / "gone" / FILE_NAME) in str(caught.value)
+
+
+def test_a_number_that_cannot_be_written_is_done_without(tmp_path):
+    """A limit of file sizes stands for a full disk."""
+    code = "import resource, sys; from pathlib import Path; from preloadd.linux.locks import Lock; "
+    code += "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)); Lock.take(Path(sys.argv[1]), 'x')"
+    subprocess.run([sys.executable, "-c", code, tmp_path], check=True, timeout=20)
+    assert (tmp_path / FILE_NAME).read_text() == ""
+
+
+def test_a_limit_of_descriptors_is_told(tmp_path, descriptors_left):
+    with descriptors_left(0), pytest.raises(OutOfDescriptors, match="ulimit -n") as caught:
+        Lock.take(tmp_path, "CPU-0")
+    assert str(tmp_path / FILE_NAME) in str(caught.value)

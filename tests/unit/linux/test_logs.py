@@ -4,6 +4,8 @@ import logging
 import os
 import socket
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -241,6 +243,20 @@ def test_a_journal_that_hangs_costs_a_moment_and_no_line(
             break
     else:
         pytest.fail("the queue of the socket never filled up")
+
+
+def test_the_last_words_are_taken_before_the_process_ends(
+    to_journal: Callable[..., None], journal: Journal
+) -> None:
+    to_journal()
+    (handler,) = logging.getLogger().handlers
+    log.error("the end")
+    late = threading.Timer(0.1, journal.entry)
+    began = time.monotonic()
+    late.start()
+    handler.flush()
+    assert 0.1 <= time.monotonic() - began < 0.5
+    late.join()
 
 
 def test_a_record_that_cannot_be_formatted_is_reported(

@@ -130,10 +130,35 @@ def test_information_that_cannot_be_sent_is_complained_about_once(
 def test_information_never_waits_for_a_manager_that_does_not_listen(
     manager: NotifySocket, notifier: Notifier, caplog: pytest.LogCaptureFixture
 ) -> None:
+    with caplog.at_level(logging.DEBUG):
+        for number in range(2000):
+            notifier.status(f"{number} of 2000")
+    # It may just be busy, and knows more in a moment: nothing that people need to hear of.
+    assert "temporarily unavailable" in caplog.text
+    assert {record.levelno for record in caplog.records} == {logging.DEBUG}
+    assert told(manager).fields == {"STATUS": "0 of 2000"}
+
+
+def test_the_last_word_waits_for_room(manager: NotifySocket, notifier: Notifier) -> None:
     for number in range(2000):
         notifier.status(f"{number} of 2000")
-    assert "temporarily unavailable" in caplog.text
-    assert told(manager).fields == {"STATUS": "0 of 2000"}
+    said: list[str] = []
+
+    def read() -> None:
+        while not said or not said[-1].startswith("failed"):
+            select.select([manager], [], [])
+            said.append(told(manager).fields["STATUS"])
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    notifier.failed(ValueError("no\ndisk"))
+    thread.join()
+    assert said[-1] == "failed: no disk"
+
+
+def test_the_last_word_to_nobody_is_no_error(manager: NotifySocket, notifier: Notifier) -> None:
+    manager.close()
+    notifier.failed("no disk")
 
 
 @pytest.mark.parametrize(
@@ -270,6 +295,12 @@ def test_a_stale_path_is_replaced_and_the_own_one_removed(socket_dir: Path) -> N
         send_raw(manager, b"READY=1")
         told(manager)
     assert not path.exists()
+
+
+def test_a_path_that_cannot_be_bound_is_told(socket_dir: Path) -> None:
+    with pytest.raises(ConfigError, match="No such file or directory") as caught:
+        NotifySocket(socket_dir / "gone" / "notify")
+    assert str(socket_dir / "gone" / "notify") in str(caught.value)
 
 
 def test_a_path_too_long_is_told(tmp_path: Path) -> None:

@@ -1,20 +1,24 @@
 from __future__ import annotations
 
+import errno
 import os
+import re
 import stat
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from preloadd.errors import ConfigError, InsecurePath
+from preloadd.errors import ConfigError, InsecurePath, OutOfDescriptors, PreloadError
 from preloadd.linux import seqpacket
 from preloadd.linux.paths import (
     derived_dirs,
+    origin,
     prepare_socket_dir,
     socket_dirs,
     trusted_dir,
     trusted_socket,
+    unusable,
 )
 
 FOREIGN = 54321
@@ -72,9 +76,25 @@ def test_nobody_chose_the_last_ones() -> None:
     assert derived_dirs(environ, 7)[0] == Path("/run/user/7/preloadd")
 
 
+@pytest.mark.parametrize(
+    ("folder", "variable"),
+    [("/run/user/7/preloadd", "$XDG_RUNTIME_DIR"), ("/s/preloadd-7", "$TMPDIR"), ("/tmp/x", "")],
+)
+def test_where_an_automatic_folder_comes_from(folder: str, variable: str) -> None:
+    environ = {"XDG_RUNTIME_DIR": "/run/user/7", "TMPDIR": "/s/"}
+    assert origin(Path(folder), environ) == variable
+
+
 @pytest.mark.parametrize("derived", [True, False])
-def test_a_new_folder_is_private(tmp_path: Path, derived: bool) -> None:
-    prepare_socket_dir(tmp_path / "sockets", derived=derived)
+@pytest.mark.parametrize("mask", [0o000, 0o022, 0o277, 0o777])
+def test_a_new_folder_is_private_whatever_the_mask(
+    tmp_path: Path, derived: bool, mask: int
+) -> None:
+    before = os.umask(mask)
+    try:
+        prepare_socket_dir(tmp_path / "sockets", derived=derived)
+    finally:
+        os.umask(before)
     assert mode_of(tmp_path / "sockets") == 0o700
 
 
@@ -249,3 +269,23 @@ def test_relative_paths_are_refused() -> None:
     for side in SIDES:
         with pytest.raises(ConfigError, match="absolute"):
             side(Path("sockets"), False)
+
+
+@pytest.mark.parametrize(
+    ("number", "kind", "remedy"),
+    [
+        (errno.ENOSPC, ConfigError, "No space left on device: make room there"),
+        (errno.EDQUOT, ConfigError, "make room there"),
+        (errno.EISDIR, ConfigError, "Is a directory: remove it"),
+        (errno.ELOOP, InsecurePath, "symbolic link.*: remove it"),
+        (errno.EROFS, ConfigError, "choose a socket directory"),
+        (errno.EMFILE, OutOfDescriptors, "ulimit -n"),
+    ],
+)
+def test_what_keeps_a_file_from_being_made_is_told_on_one_line(
+    number: int, kind: type[PreloadError], remedy: str
+) -> None:
+    told = unusable(Path("/s/a\nb"), OSError(number, os.strerror(number)))
+    assert type(told) is kind
+    assert "/s/a\\nb" in str(told)
+    assert re.search(remedy, str(told))

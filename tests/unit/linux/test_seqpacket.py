@@ -153,11 +153,48 @@ def test_what_a_crash_left_half_way_does_not_matter(socket_dir: Path) -> None:
 def test_a_failing_bind_leaves_nothing(socket_dir: Path) -> None:
     folder = socket_dir / "rank.sock"
     folder.mkdir()
-    with pytest.raises(IsADirectoryError):
+    with pytest.raises(ConfigError, match=f"{folder}: Is a directory: remove it"):
         seqpacket.listen(folder, 0o600, 5)
     assert list(socket_dir.iterdir()) == [folder]
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(ConfigError, match="choose a socket directory"):
         seqpacket.listen(socket_dir / "absent" / "rank.sock", 0o600, 5)
+
+
+def test_a_folder_in_the_way_of_the_first_name_is_told(socket_dir: Path) -> None:
+    (socket_dir / "~ank.sock").mkdir()
+    with pytest.raises(ConfigError, match=r"~ank\.sock: Is a directory: remove it"):
+        seqpacket.listen(socket_dir / "rank.sock", 0o600, 5)
+
+
+def test_a_reserved_path_is_seen_when_it_listens_and_not_before(socket_dir: Path) -> None:
+    path = socket_dir / "rank.sock"
+    with seqpacket.Reservation(path, 0o640) as reserved:
+        assert not path.exists()
+        with reserved.listen(5), seqpacket.connect(path):
+            assert stat.S_IMODE(path.lstat().st_mode) == 0o640
+            assert list(socket_dir.iterdir()) == [path]
+    assert path.is_socket()  # whoever listens decides when it goes
+
+
+def test_a_reservation_that_is_given_up_leaves_nothing(socket_dir: Path) -> None:
+    with seqpacket.Reservation(socket_dir / "rank.sock", 0o600):
+        assert len(list(socket_dir.iterdir())) == 1
+    assert not list(socket_dir.iterdir())
+
+
+def test_what_stands_in_the_way_is_told_when_the_path_is_reserved(socket_dir: Path) -> None:
+    (socket_dir / "rank.sock").mkdir()
+    with pytest.raises(ConfigError, match="remove it"):
+        seqpacket.Reservation(socket_dir / "rank.sock", 0o600)
+    assert [path.name for path in socket_dir.iterdir()] == ["rank.sock"]
+
+
+def test_all_that_a_killed_daemon_left_is_removed(socket_dir: Path) -> None:
+    for name in ("rank.sock", "~ank.sock", "rank.lock"):
+        (socket_dir / name).touch()
+    for _ in range(2):
+        seqpacket.remove(socket_dir / "rank.sock")
+        assert [path.name for path in socket_dir.iterdir()] == ["rank.lock"]
 
 
 def test_the_longest_path_works(socket_dir: Path) -> None:

@@ -78,7 +78,7 @@ def test_strided_and_whole_runs_land_where_they_belong(shard, content):
 
 
 def test_a_file_that_ends_early_is_named(shard):
-    with pytest.raises(ReadFailed, match=r"model\.safetensors: ends at byte 100,000"):
+    with pytest.raises(ReadFailed, match=r"model\.safetensors ends at byte 100,000"):
         fill(shard, [Piece(0, 90_000, 20_000, 1, 20_000, 0)], 20_000)
 
 

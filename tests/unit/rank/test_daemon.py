@@ -44,7 +44,7 @@ def path(settings) -> Path:
 
 @pytest.fixture
 def daemon(settings, path):
-    def daemon(notifier, *, argv=("/nonexistent",), watchdog_s=None) -> Daemon:
+    def daemon(notifier, *, argv=("/nonexistent",), watchdog_s=None, kept=None) -> Daemon:
         return Daemon(
             settings,
             Policy(owner=os.geteuid()),
@@ -52,6 +52,7 @@ def daemon(settings, path):
             Loader(argv, os.environ, HostKeeper()),
             clock=anyio.current_time,
             watchdog_s=watchdog_s,
+            count=lambda: kept,
         )
 
     return daemon

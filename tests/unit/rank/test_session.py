@@ -4,6 +4,7 @@ import socket
 from contextlib import asynccontextmanager, closing
 
 import anyio
+import msgspec
 import pytest
 
 from preloadd.domain.access import Peer, Policy
@@ -50,9 +51,9 @@ class Client:
 
 
 class Stage:
-    def __init__(self, service: Service, tasks) -> None:
+    def __init__(self, service: Service, tasks, fellows: Fellows) -> None:
         self.service = service
-        self._desk = Desk(service, Policy(owner=0), Fellows({}))
+        self._desk = Desk(service, Policy(owner=0), fellows)
         self._tasks = tasks
         self._links: list[Link] = []
 
@@ -87,13 +88,13 @@ class Stage:
 
 
 @asynccontextmanager
-async def staged(settings, generation):
+async def staged(settings, generation, fellows=None):
     parking = Parking(Notifier({}))
     async with anyio.create_task_group() as tasks:
         service = Service(settings, parking, clock=anyio.current_time)
         service.adopted(generation)
         tasks.start_soon(parking.work)
-        with closing(service), closing(Stage(service, tasks)) as stage:
+        with closing(service), closing(Stage(service, tasks, fellows or Fellows({}))) as stage:
             try:
                 yield stage
             finally:
@@ -235,3 +236,26 @@ async def test_cancelling_leaves_the_lease_as_it_is(settings, make):
         await client.ask(ATTACH)
         service = stage.service
     assert service.status().lease_count == 1
+
+
+async def test_an_incomplete_group_grants_nothing_and_names_who_is_missing(
+    settings, make, socket_dir, monkeypatch
+):
+    monkeypatch.setattr("preloadd.rank.session._PATIENCE_S", 0.05)
+    fellows = Fellows({"CPU-1": socket_dir / "nobody.sock"})
+    async with staged(settings, make(), fellows) as stage:
+        told = await stage.client().ask(ATTACH)
+        assert (told.reason, told.detail.split(": ")[1]) == (m.Reason.INCOMPLETE, "CPU-1")
+        other = await stage.client().ask(msgspec.structs.replace(ATTACH, key={"dtype": "int8"}))
+        assert isinstance(other, m.Mismatched)
+
+
+async def test_what_a_rank_itself_lacks_comes_before_what_its_group_lacks(
+    settings, make, socket_dir
+):
+    fellows = Fellows({"CPU-1": socket_dir / "nobody.sock"})
+    async with staged(settings, make(), fellows) as stage:
+        assert stage.service.release(None, operator=True) == m.Done()
+        with anyio.fail_after(0.5):
+            told = await stage.client().ask(ATTACH)
+        assert told.reason is m.Reason.RELEASED

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from preloadd.errors import ModelNotFound
-from preloadd.weights.checkpoint.locate import cache_folder, locate
+from preloadd.weights.checkpoint.locate import cache_folder, is_id, locate
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 OLDER = "f" * 40
@@ -162,3 +163,28 @@ def test_a_damaged_reference_leads_nowhere(told: str, hub: Path, environ: dict[s
     (hub / "models--org--name" / "refs" / "main").write_bytes(told.encode("latin-1"))
     with pytest.raises(ModelNotFound, match="org/name, revision main"):
         locate("org/name", "", environ=environ)
+
+
+@pytest.mark.parametrize("length", [300, 5000])
+@pytest.mark.parametrize("start", ["", "/", "org/"])
+def test_a_name_too_long_for_a_file(start: str, length: int, environ: dict[str, str]) -> None:
+    with pytest.raises(ModelNotFound, match=r"too long: give a folder|neither a folder nor the id"):
+        locate(start + "x" * length, "", environ=environ)
+
+
+def test_a_refusal_is_one_line(environ: dict[str, str]) -> None:
+    with pytest.raises(ModelNotFound, match=r"/no\\nwhere: no such folder"):
+        locate("/no\nwhere", "", environ=environ)
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [("org/name", True), ("gpt2", True), ("a/b/c", False), ("/a", False), ("", False)],
+)
+def test_what_can_be_an_id(model: str, expected: bool) -> None:
+    assert is_id(model) is expected
+
+
+def test_a_user_without_an_entry_has_no_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getuid", lambda: 0x7FFFFFFE)
+    assert cache_folder({}) == Path("~/.cache/huggingface/hub")

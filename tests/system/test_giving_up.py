@@ -1,0 +1,75 @@
+"""A real group that fails too often: it stays down, everybody says so, and it can be brought back."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.system.host import Host, group, rank
+
+A = ("CPU-0", "CPU-1")
+B = ("CPU-2",)
+
+
+@pytest.fixture
+def given_up(real: Host) -> Host:
+    """Group `a` was killed until systemd gave it up; group `b` serves."""
+    real.write_real_group("a", A, burst=3, interval_s=600)
+    real.write_real_group("b", B)
+    real.start()
+    fail_for_good(real)
+    return real
+
+
+def fail_for_good(host: Host) -> None:
+    """Kill a rank of group `a` whenever the group is up, until it is not brought back."""
+
+    def is_down() -> bool:
+        states = host.states(A)
+        if states == {"active"}:
+            host.kill(A[0])
+        return "failed" in states <= {"failed", "inactive"}
+
+    host.until(is_down, "giving up")
+    until_settled(host)
+
+
+def until_settled(host: Host) -> None:
+    """Wait until what takes the rest of group `a` down is through: it would end a new start."""
+    host.until(lambda: host.state("preloadd-down@a.service") == "inactive", "its last step")
+
+
+def test_a_group_that_was_given_up_is_down_and_everybody_says_so(given_up: Host) -> None:
+    host = given_up
+    others = host.lives(B)
+    told = host.machine.messages("preloadd-down@a.service")
+    assert any("given up: the ranks of group a are stopped" in text for text in told)
+    done = host.ctl("status")
+    assert done.returncode == 1
+    assert "systemd gave up" in done.stdout
+    assert "preloadctl start a" in done.stdout
+    host.until(lambda: host.health()[0] == 503, "bad health")
+    assert host.state(group("a")) == "inactive"
+    assert {host.stored(instance) for instance in A} == {0}
+    assert host.lives(B) == others
+
+
+@pytest.mark.parametrize("way", ["preloadctl", "systemctl"])
+def test_a_group_that_was_given_up_can_be_brought_back(given_up: Host, way: str) -> None:
+    host = given_up
+    others = host.lives(B)
+    refused = host.machine.systemctl("start", group("a"), check=False)
+    assert refused.returncode != 0
+    until_settled(host)
+    if way == "preloadctl":
+        assert host.ctl("start", "a").returncode == 0
+    else:
+        host.machine.systemctl("reset-failed", "preloadd@*")
+        host.machine.systemctl("start", group("a"))
+    assert host.states(A) == {"active"}
+    assert {host.told_by(instance).counters["loads"] for instance in A} == {1}
+    found = json.loads(host.ctl("status", "--json").stdout)
+    assert found["healthy"]
+    assert host.lives(B) == others
+    assert host.machine.show(rank(A[0]), "Result") == "success"
