@@ -24,7 +24,7 @@ HERE = Path(__file__).parent
 
 CTL_EXAMPLES = {
     "What is wrong, and since when?": "preloadctl status; preloadctl logs llama -n 50",
-    "Restart without a moment in which nobody serves": "preloadctl restart llama --rolling",
+    "Restart one rank at a time; engines keep their leases": "preloadctl restart llama --rolling",
     "Stop once the last engine has left, for an hour at most": (
         "preloadctl stop llama --drain --timeout 3600"
     ),

@@ -3,26 +3,46 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
 from preloadd.admin.commands import parser
 from preloadd.admin.world import World
-from preloadd.errors import PreloadError
+from preloadd.errors import EXIT_STATUS, ErrorCode, PreloadError
 
 
 def main(arguments: Sequence[str] | None = None, world: World | None = None) -> int:
     """Carry out one command, on this host; the exit status (see `errors.EXIT_STATUS`)."""
-    options = parser().parse_args(arguments)
     try:
-        return int(options.command(options, world or World(dict(os.environ))))
+        options = parser().parse_args(arguments)
+        status = int(options.command(options, world or World(dict(os.environ))))
+        sys.stdout.flush()
     except PreloadError as error:
-        sys.stderr.write(f"{error}\n")
-        return error.exit_status
+        return _complain(str(error), error.exit_status)
     except BrokenPipeError:
         # Whoever read the output has seen enough.
-        os.dup2(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC), sys.stdout.fileno())
+        _silence()
         return 0
+    except PermissionError as error:
+        return _complain(f"{error}: run this as root", EXIT_STATUS[ErrorCode.DENIED])
+    except OSError as error:
+        _silence()
+        return _complain(str(error), EXIT_STATUS[ErrorCode.READ_FAILED])
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    return status
+
+
+def _complain(text: str, status: int) -> int:
+    sys.stderr.write(f"{text}\n")
+    return status
+
+
+def _silence() -> None:
+    """What is left in the buffer of standard output goes nowhere: the interpreter would try."""
+    with open(os.devnull, "wb") as nowhere:  # noqa: PTH123 no path of a file
+        os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ start the next time, so what they would then drop is said now.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,6 +20,7 @@ from preloadd.config.changes import drops
 from preloadd.config.files import Fault, group_files, read
 from preloadd.config.host import HostConfig, Survey, survey
 from preloadd.config.rank import rank_settings
+from preloadd.domain.files import FileIdentity
 from preloadd.domain.settings import RankSettings, Running
 from preloadd.errors import ConfigError, PreloadError
 from preloadd.linux.private import replace_file
@@ -41,11 +41,13 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What applying comes to. `edits` are new contents of group files, by path."""
+    """What applying comes to. `edits` are new contents of group files, by path; `unseen` says of
+    which ranks it is not known what they would drop, and why."""
 
     edits: Mapping[Path, bytes]
     report: Report
     drops: tuple[Drop, ...]
+    unseen: tuple[str, ...]
     news: tuple[str, ...]
 
 
@@ -56,12 +58,13 @@ def plan(world: World) -> Plan:
     report = check(found, world)
     if faults or report.faults:
         raise ConfigError("\n".join(map(str, [*faults, *report.faults])))
-    running = list(_running(world))
+    running, unseen = _running(world)
     return Plan(
         edits,
         report,
         tuple(_drops(found, running, world)),
-        tuple(_news(found.config, running)),
+        tuple(unseen),
+        tuple(_news(found.config, [record.settings for record in running])),
     )
 
 
@@ -79,7 +82,7 @@ def write(edits: Mapping[Path, bytes]) -> None:
 def _expansions(world: World) -> tuple[dict[Path, bytes], list[Fault]]:
     edits, faults = {}, []
     gpus = world.gpus()
-    for path in group_files(world.config_dir):
+    for path in group_files(world.config_dir).paths:
         table = read(path)
         if isinstance(table, Fault):
             continue  # told by the survey
@@ -91,15 +94,32 @@ def _expansions(world: World) -> tuple[dict[Path, bytes], list[Fault]]:
     return edits, faults
 
 
-def _running(world: World) -> Iterator[RankSettings]:
-    for path, raw in world.running():
-        with suppress(msgspec.MsgspecError, PreloadError):
-            settings = msgspec.json.decode(raw, type=Running).settings
-            if str(settings.parsed_instance) == path.parent.name:
-                yield settings
+def _running(world: World) -> tuple[list[Running], list[str]]:
+    """What runs, and which ranks left a record that does not tell."""
+    running, unseen = [], []
+    for path, found in world.records().items():
+        try:
+            running.append(_record(path.parent.name, found))
+        except (OSError, msgspec.MsgspecError, PreloadError) as error:
+            why = error.strerror if isinstance(error, OSError) else error
+            unseen.append(
+                f"{path.parent.name}: whether it would drop its weights is not known: {path}: "
+                f"{why} (run this as root)"
+            )
+    return running, unseen
 
 
-def _drops(found: Survey, running: list[RankSettings], world: World) -> Iterator[Drop]:
+def _record(instance: str, found: bytes | OSError) -> Running:
+    """The record of `instance`; OSError, MsgspecError, or ConfigError if it is another's."""
+    if isinstance(found, OSError):
+        raise found
+    record = msgspec.json.decode(found, type=Running)
+    if str(record.settings.parsed_instance) != instance:
+        raise ConfigError(f"it is that of {record.settings.instance}")
+    return record
+
+
+def _drops(found: Survey, running: list[Running], world: World) -> Iterator[Drop]:
     config = found.config
     find = partial(locate, environ=world.service_environ(config.daemon_user))
     wanted = {
@@ -107,18 +127,19 @@ def _drops(found: Survey, running: list[RankSettings], world: World) -> Iterator
         for group in config.groups
         for instance in group.instances
     }
-    for settings in running:
-        reasons = drops(settings, wanted.get(settings.instance), _same_files)
+    for record in running:
+        settings = record.settings
+        reasons = drops(record, wanted.get(settings.instance), _files)
         if reasons:
             yield Drop(settings.group, settings.instance, reasons)
 
 
-def _same_files(one: str, other: str) -> bool:
-    """Whether two folders hold the same checkpoint; if one cannot be looked at, they do not."""
+def _files(folder: str) -> tuple[FileIdentity, ...]:
+    """The files of a checkpoint; none if it cannot be looked at."""
     try:
-        return sorted(identities_of(Path(one))) == sorted(identities_of(Path(other)))
+        return tuple(identities_of(Path(folder)))
     except (PreloadError, OSError):
-        return False
+        return ()
 
 
 def _news(config: HostConfig, running: list[RankSettings]) -> Iterator[str]:
@@ -133,3 +154,17 @@ def _news(config: HostConfig, running: list[RankSettings]) -> Iterator[str]:
             yield f"{group.name}: has other ranks now: `systemctl restart {target}`"
         else:
             yield f"{group.name}: runs; changes count from `systemctl restart {target}` on"
+    yield from _left_over(config, running)
+
+
+def _left_over(config: HostConfig, running: list[RankSettings]) -> Iterator[str]:
+    """What runs on though no file has it any more: ranks, and the targets of their groups."""
+    names = {group.name for group in config.groups}
+    instances = {str(instance) for group in config.groups for instance in group.instances}
+    for settings in running:
+        if settings.instance not in instances:
+            unit = f"preloadd@{settings.instance}.service"
+            yield f"{settings.instance}: runs in no group any more: `systemctl stop {unit}`"
+    for name in sorted({settings.group for settings in running} - names):
+        units = f"preloadd-group@{name}.target preloadd-gate@{name}.service"
+        yield f"{name}: is no group any more, and active all the same: `systemctl stop {units}`"

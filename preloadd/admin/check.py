@@ -7,17 +7,27 @@ import pwd
 import shutil
 import stat
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 
 from preloadd.admin.service import Service, service
 from preloadd.admin.world import World
 from preloadd.config.files import HOST_FILE, Fault
 from preloadd.config.group import Group
-from preloadd.config.host import HostSettings, Survey
-from preloadd.errors import ConfigError, ModelNotFound, PreloadError
+from preloadd.config.host import ENVIRONMENT, HostSettings, Survey, variable
+from preloadd.config.strict import fields_of
+from preloadd.errors import ConfigError, ModelNotFound, PreloadError, ServiceManagerError
 from preloadd.linux import peers, seqpacket
+from preloadd.linux.systemctl import Systemctl
 from preloadd.weights.checkpoint import identities_of, locate
+
+TEMPLATE = "preloadd@CPU-0.service"
+"""Any rank's unit: all are made of one template."""
+
+VARIABLES = ("PRELOADD_CONFIG_DIR", "PRELOADD_PYTHON")
+"""What the environment of daemons may say besides the keys of the host's file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +51,15 @@ class Report:
 
 def check(found: Survey, world: World) -> Report:
     """Look at the files, and at what they name on this machine as far as they can be understood."""
-    faults, notes = list(found.faults), []
+    faults, notes = list(found.faults), list(_unknown_variables(world))
     host = found.host or HostSettings()
     origin = str(found.folder / HOST_FILE)
     trial = service(host.daemon_user, world.service_environ(host.daemon_user))
+    if not trial.stands_in:
+        faults += _closed_files(found, trial)
     if found.host is not None:
         faults += _host_faults(host, found)
+        faults += _other_user(host, found, world)
     if trial.stands_in and os.geteuid() != 0:
         notes.append(
             f"what {host.daemon_user} can read and run was tried as another user: run this as root"
@@ -77,6 +90,38 @@ def _host_faults(host: HostSettings, found: Survey) -> Iterator[Fault]:
     for key, path in (("socket_dir", host.socket_dir), ("state_dir", host.state_dir)):
         if why := _unfit(Path(path), trusted):
             yield fault(key, why)
+
+
+def _closed_files(found: Survey, trial: Service) -> Iterator[Fault]:
+    """Faults of files that this user can read, and the daemons' user cannot."""
+    for fault in trial.closed_files(found.folder):
+        if fault not in found.faults:
+            yield Fault(fault.origin, fault.key, f"as user {trial.user}: {fault.text}")
+
+
+def _other_user(host: HostSettings, found: Survey, world: World) -> Iterator[Fault]:
+    """The fault of a user whom the units do not run daemons as, if there are units."""
+    runs_as = ""
+    with suppress(ServiceManagerError):
+        told = Systemctl(world.environ).properties(TEMPLATE, ["LoadState", "User"])
+        runs_as = told.get("User", "") if told.get("LoadState") == "loaded" else ""
+    if runs_as and runs_as != host.daemon_user:
+        yield Fault(
+            found.layers.origin(["daemon_user"]) or str(found.folder / HOST_FILE),
+            "daemon_user",
+            f"is {host.daemon_user!r}, but systemd runs daemons as {runs_as!r} (make it the same "
+            "as User= of preloadd@.service, preloadd-gate@.service, preloadd-supervisor.service)",
+        )
+
+
+def _unknown_variables(world: World) -> Iterator[str]:
+    """Notes of what looks like a setting in the environment of daemons, and is none."""
+    known = [*VARIABLES, *(variable(key) for key, _ in fields_of(HostSettings))]
+    for name in world.defaults_environ():
+        if name.startswith(ENVIRONMENT) and name not in known:
+            near = get_close_matches(name, known, n=1)
+            hint = f" (did you mean {near[0]}?)" if near else ""
+            yield f"{world.defaults}: {name} is no variable of preloadd{hint}"
 
 
 def _unfit(path: Path, trusted: set[int]) -> str:

@@ -71,19 +71,20 @@ def show_config(options: argparse.Namespace, world: World) -> int:
 
 
 def apply_config(options: argparse.Namespace, world: World) -> int:
-    """`config apply`: 78 if there are faults, or if weights would be dropped without --force."""
+    """`config apply`: 78 if there are faults; without --force also if weights would be dropped, or
+    nobody knows whether."""
     from preloadd.admin.apply import plan, write
     from preloadd.linux.systemctl import Systemctl
 
     todo = plan(world)
     for path in todo.edits:
         sys.stdout.write(f"{path}: gpus are written in full\n")
-    for drop in todo.drops:
-        sys.stderr.write(f"{drop}\n")
+    for line in (*todo.drops, *todo.unseen):
+        sys.stderr.write(f"{line}\n")
     if options.dry_run:
         sys.stdout.write("nothing was changed (--dry-run)\n")
         return 0
-    if todo.drops and not options.force:
+    if (todo.drops or todo.unseen) and not options.force:
         sys.stderr.write("nothing was applied: --force applies it all the same\n")
         return FAULTY
     write(todo.edits)
@@ -96,7 +97,7 @@ def create_token(options: argparse.Namespace, world: World) -> int:
     """`token create`: the secret on standard output."""
     from preloadd.admin import tokens
 
-    lasts = options.expires and seconds(options.expires, "--expires")
+    lasts = _lifetime(options)
     folder = _state_dir(options, world, make=True)
     secret = tokens.create(folder, options.name, now=_now(), lasts=lasts)
     sys.stdout.write(f"{secret}\n")
@@ -107,7 +108,7 @@ def rotate_token(options: argparse.Namespace, world: World) -> int:
     """`token rotate`: the new secret on standard output."""
     from preloadd.admin import tokens
 
-    lasts = options.expires and seconds(options.expires, "--expires")
+    lasts = _lifetime(options)
     overlap = seconds(options.overlap, "--overlap")
     folder = _state_dir(options, world, make=False)
     secret = tokens.rotate(folder, options.name, now=_now(), lasts=lasts, overlap=overlap)
@@ -140,6 +141,11 @@ def keep_token(options: argparse.Namespace, world: World) -> int:
         sys.stderr.write("paste the token, then press Enter:\n")
     tokens.keep(_state_dir(options, world, make=True), sys.stdin.readline(256))
     return 0
+
+
+def _lifetime(options: argparse.Namespace) -> float | None:
+    """How long a new token is valid; None for ever. One that has expired is of no use to anyone."""
+    return None if options.expires is None else seconds(options.expires, "--expires", least=1.0)
 
 
 def _add_config(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

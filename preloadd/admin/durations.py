@@ -11,12 +11,12 @@ _WRITTEN = re.compile(r"(\d{1,9})([smhd])\Z", re.ASCII)
 LONGEST_S = 100 * 365 * 86400
 
 
-def seconds(text: str, flag: str) -> float:
-    """The seconds that `text` stands for; ConfigError names the flag."""
-    if text == "0":
-        return 0.0
-    found = _WRITTEN.match(text)
+def seconds(text: str, flag: str, *, least: float = 0.0) -> float:
+    """The seconds that `text` stands for, at least so many; ConfigError names the flag."""
+    found = _WRITTEN.match("0s" if text == "0" else text)
     length = int(found[1]) * _UNITS[found[2]] if found else LONGEST_S + 1
+    if length < least:
+        raise ConfigError(f"{flag}: {text!r} is over at once: write a longer time, such as 90d")
     if length > LONGEST_S:
         raise ConfigError(
             f"{flag}: {text!r} is no length of time: write a number and s, m, h or d, such as 90d"

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import pwd
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import preloadd
 from preloadd.admin import readable
+from preloadd.config.files import Fault, unreadable
 
 TIMEOUT_S = 60.0
 PACKAGE_ROOT = Path(preloadd.__file__).parents[1]
@@ -32,6 +34,11 @@ class Service:
     def cannot_read(self, folder: Path, python: str) -> str:
         """Why a daemon could not read the model in `folder`; empty if it could."""
         return self.fails([python, "-P", readable.__file__, str(folder)])
+
+    def closed_files(self, folder: Path) -> list[Fault]:
+        """What a daemon could not read of the configuration below `folder`."""
+        with self._acting():
+            return unreadable(folder)
 
     def cannot_load(self, python: str) -> str:
         """Why `python` could not run a loader; empty if it could."""
@@ -60,6 +67,24 @@ class Service:
             return ""
         lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
         return lines[-1] if lines else f"{command[0]} ended with status {done.returncode}"
+
+    @contextmanager
+    def _acting(self) -> Iterator[None]:
+        """This process may do what the user may; it has no other threads."""
+        if not self.identity:
+            yield
+            return
+        mine = os.getgroups(), os.getegid(), os.geteuid()
+        try:
+            os.setgroups(self.identity["extra_groups"])
+            os.setegid(self.identity["group"])
+            os.seteuid(self.identity["user"])
+            yield
+        finally:
+            groups, group, user = mine
+            os.seteuid(user)
+            os.setegid(group)
+            os.setgroups(groups)
 
 
 def service(user: str, environ: Mapping[str, str]) -> Service:

@@ -85,10 +85,22 @@ class World:
 
     def running(self) -> list[tuple[Path, bytes]]:
         """What each rank of systemd was started with, as it wrote it down; see `rank.orders`."""
-        found = []
-        for path in sorted(self.runtime.glob(f"*/{RUNNING}")):
-            with suppress(OSError):
-                found.append((path, _regular(path)))
+        records = self.records().items()
+        return [(path, found) for path, found in records if isinstance(found, bytes)]
+
+    def records(self) -> dict[Path, bytes | OSError]:
+        """What is in the record of each rank of systemd, or why that cannot be seen."""
+        found: dict[Path, bytes | OSError] = {}
+        # Not `glob`: to that a folder it may not look into is an empty one.
+        with suppress(FileNotFoundError):
+            for folder in sorted(self.runtime.iterdir()):
+                path = folder / RUNNING
+                try:
+                    found[path] = _regular(path)
+                except (FileNotFoundError, NotADirectoryError):
+                    continue
+                except OSError as error:
+                    found[path] = error
         return found
 
     def running_versions(self) -> dict[str, str]:

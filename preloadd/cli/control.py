@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from preloadd.cli import units
@@ -62,8 +62,7 @@ class Control:
         if how.drain:
             self._wait_until_free([group.name for group in seen.groups], until)
         if verb is not Verb.STOP:
-            # Else systemd would refuse for as long as its limit of starts goes back.
-            self._systemctl.reset_failed([r.unit for r in seen.ranks if r.active == "failed"])
+            self._forget_starts(seen.ranks)
         orders = _orders(verb, seen, everything=not names)
         if not how.wait:
             self._systemctl.enqueue(verb, orders)
@@ -132,12 +131,13 @@ class Control:
 
     def _restart_alone(self, group: Group, rank: Rank, left: list[str], until: float) -> None:
         self._say(f"{group.name} {rank.instance}: restarting")
+        self._forget_starts([rank])
         began = time.monotonic()
         with self._systemctl.begin(Verb.RESTART, [rank.unit], alone=True) as job:
             outcome = self._follow(job, until)
         now = [r for r in self._teller.look().ranks if r.unit == rank.unit]
         if not outcome.done or not now or not now[0].serving:
-            spared = f"; not restarted: {', '.join(left)}" if left else ""
+            spared = f"; the restart ends here, before {', '.join(left)}" if left else ""
             raise CommandFailed(
                 f"{group.name} {rank.instance} does not serve after its restart: "
                 f"{outcome.said or now[0].detail if now else 'it is gone'}{spared}",
@@ -146,6 +146,11 @@ class Control:
         how = "with the weights it had" if now[0].adopted else "after loading them again"
         took = duration(time.monotonic() - began)
         self._say(f"{group.name} {rank.instance}: serves again {how}, {took}")
+
+    def _forget_starts(self, ranks: Iterable[Rank]) -> None:
+        """Have systemd count starts anew: orders are not what its limit is for, and at the limit it
+        would refuse to start a rank, and so give up the weights."""
+        self._systemctl.reset_failed([rank.unit for rank in ranks if rank.unit])
 
     def _follow(self, job: Job, until: float) -> Outcome:
         """Wait for the end of the job, and say what happens until then."""

@@ -169,31 +169,14 @@ def _silent(place: Place, error: PreloadError, timeout: float) -> tuple[Conditio
 
 def _from_told(place: Place, told: StatusTold) -> Rank:
     wrong = told.instance != str(place.instance)
-    return Rank(
-        instance=str(place.instance),
-        condition=Condition.UNCLEAR if wrong else Condition(told.state),
-        group=told.group,
-        detail=f"its socket answers as {told.instance}" if wrong else told.detail,
-        socket=str(place.socket),
-        pid=told.pid,
-        version=told.version,
-        model=told.model,
-        backend=told.backend,
-        builder=told.builder,
-        generation=told.generation,
-        adopted=told.adopted,
-        tensors=told.tensors,
-        tensor_bytes=told.tensor_bytes,
-        arena_bytes=told.arena_bytes,
-        done=told.done,
-        total=told.total,
-        uptime_s=told.uptime_s,
-        ready_s=told.ready_s,
-        lease_count=told.lease_count,
-        leases=tuple(
+    facts = told.shared_with(Rank) | {
+        "instance": str(place.instance),
+        "condition": Condition.UNCLEAR if wrong else Condition(told.state),
+        "detail": f"its socket answers as {told.instance}" if wrong else told.detail,
+        "socket": str(place.socket),
+        "leases": tuple(
             Holder(lease.client, lease.pid, lease.mode.value, lease.generation)
             for lease in told.leases
         ),
-        counters=told.counters,
-        key=told.key,
-    )
+    }
+    return Rank(**facts)

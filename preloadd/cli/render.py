@@ -8,7 +8,8 @@ from preloadd.cli.overview import Condition, Group, Overview, Rank
 from preloadd.cli.paper import Cell, Paper, Styled
 from preloadd.cli.views import Leases, Versions
 from preloadd.cli.watch import explained, state
-from preloadd.cli.words import duration, harmless, size
+from preloadd.cli.words import duration, harmless
+from preloadd.domain.amounts import size
 
 _GOOD, _BUSY, _BAD = "green", "yellow", "bold red"
 _STYLES: dict[Condition, str] = {

@@ -40,7 +40,11 @@ def ask(systemctl: Systemctl) -> Services:
     """All groups and ranks that are configured or loaded. Raises what `systemctl` does."""
     loaded = systemctl.loaded(["preloadd@*.service", "preloadd-group@*.target"])
     (everything,) = systemctl.show([EVERYTHING])
-    targets = _shown(systemctl, _GROUP, _of(_GROUP, [*everything.wants, *loaded]))
+    found = _shown(systemctl, _GROUP, _of(_GROUP, [*everything.wants, *loaded]))
+    # A group that is none any more may leave its target behind, active and without ranks.
+    targets = {
+        name: unit for name, unit in found.items() if unit.requires or unit.name in everything.wants
+    }
     required = [name for target in targets.values() for name in target.requires]
     ranks = _shown(systemctl, _RANK, _of(_RANK, [*required, *loaded]))
     groups = {
@@ -105,8 +109,9 @@ def _condition(rank: Rank, unit: Unit) -> tuple[Condition, str]:
     if unit.loaded not in ("", "loaded"):
         return Condition.ABSENT, f"systemd cannot use {unit.name}: {unit.loaded}"
     again = f", restarts so far: {unit.restarts}" if unit.restarts else ""
-    said = unit.status.removeprefix("failed: ")
-    last = f"{said}: " if said else ""  # what it said before it ended, mostly why
+    # Its last words, if they say why it ended.
+    said, failed, why = unit.status.partition("failed: ")
+    last = f"{why}: " if failed and not said else ""
     match unit.active, unit.sub:
         case "activating", "auto-restart":
             return Condition.ABSENT, f"{last}it ended ({unit.result}) and is started again{again}"

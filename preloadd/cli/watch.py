@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 from preloadd.cli.look import Lookout
 from preloadd.cli.overview import Overview, Rank, with_rates
-from preloadd.cli.words import percent, size
+from preloadd.domain.amounts import percent, size
 
 STEP = 10
 """Percent of a load between two lines about it."""

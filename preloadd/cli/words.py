@@ -1,20 +1,6 @@
-"""Numbers and foreign text for people."""
+"""Times and foreign text for people."""
 
 from __future__ import annotations
-
-
-def size(nbytes: float) -> str:
-    """Bytes with a binary unit."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if nbytes < 1024:
-            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
-        nbytes /= 1024
-    return f"{nbytes:.1f} TiB"
-
-
-def percent(done: int, total: int) -> str:
-    """How much is done; never 100 % before it is."""
-    return f"{100 * done // total}%" if total else ""
 
 
 def duration(seconds: float) -> str:

@@ -5,7 +5,9 @@ Standard library only. Nothing is judged here but whether a file can be read at 
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 import stat
 import tomllib
@@ -52,24 +54,63 @@ class Document(NamedTuple):
     table: Table
 
 
+class Listing(NamedTuple):
+    """The files that were found, and which folders could not be looked into."""
+
+    paths: list[Path]
+    faults: list[Fault]
+
+
 def config_dir(environ: Mapping[str, str]) -> Path:
     """Where the files of this host lie."""
     return Path(environ.get("PRELOADD_CONFIG_DIR") or CONFIG_DIR)
 
 
-def host_files(folder: Path) -> list[Path]:
+def host_files(folder: Path) -> Listing:
     """The host's file, if there is one, and its drop-ins in the order in which they count."""
     main = folder / HOST_FILE
-    return [*([main] if main.exists() else []), *_toml_files(folder / HOST_DROP_INS)]
+    dropped = _toml_files(folder / HOST_DROP_INS)
+    return Listing([*([main] if _may_exist(main) else []), *dropped.paths], dropped.faults)
 
 
-def group_files(folder: Path) -> list[Path]:
+def group_files(folder: Path) -> Listing:
     """The files of the groups, in order of name."""
     return _toml_files(folder / GROUPS)
 
 
+def unreadable(folder: Path) -> list[Fault]:
+    """What of the files below `folder` this user cannot read, whatever is in them."""
+    if faults := folder_faults(folder):
+        return faults
+    host, groups = host_files(folder), group_files(folder)
+    contents = [content(path) for path in (*host.paths, *groups.paths)]
+    return [*host.faults, *groups.faults, *(one for one in contents if isinstance(one, Fault))]
+
+
+def folder_faults(folder: Path) -> list[Fault]:
+    """What keeps this user from looking for files in `folder`."""
+    try:
+        mode = folder.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        mode = 0
+    except OSError as error:
+        return [_closed(folder, error)]
+    if not stat.S_ISDIR(mode):
+        text = "there is no such folder (create it, or set PRELOADD_CONFIG_DIR)"
+        return [Fault(str(folder), "", text)]
+    if not os.access(folder, os.X_OK, effective_ids=True):
+        return [_closed(folder, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))]
+    return []
+
+
 def read(path: Path) -> Table | Fault:
     """The table in the file at `path`, or why there is none."""
+    found = content(path)
+    return found if isinstance(found, Fault) else parse(found, str(path))
+
+
+def content(path: Path) -> bytes | Fault:
+    """What is in the file at `path`, or why it cannot be read."""
     try:
         found = path.stat()
         if not stat.S_ISREG(found.st_mode):
@@ -78,10 +119,9 @@ def read(path: Path) -> Table | Fault:
             return Fault(
                 str(path), "", f"has {found.st_size:,} bytes (at most {MAX_NBYTES:,} are read)"
             )
-        raw = path.read_bytes()
+        return path.read_bytes()
     except OSError as error:
-        return Fault(str(path), "", f"{error.strerror} (make it readable for this user)")
-    return parse(raw, str(path))
+        return _closed(path, error)
 
 
 def parse(raw: bytes, origin: str) -> Table | Fault:
@@ -161,9 +201,35 @@ def read_all(
     return documents, faults
 
 
-def _toml_files(folder: Path) -> list[Path]:
+def _toml_files(folder: Path) -> Listing:
+    # Not `glob`: to that a folder it may not look into is an empty one.
+    try:
+        found = sorted(folder.iterdir())
+    except FileNotFoundError:
+        return Listing([], [])
+    except NotADirectoryError:
+        return Listing([], [Fault(str(folder), "", "is no folder (remove it, or make it one)")])
+    except OSError as error:
+        return Listing([], [_closed(folder, error)])
     # Hidden files are what editors leave while somebody writes.
-    return sorted(path for path in folder.glob("*.toml") if not path.name.startswith("."))
+    return Listing(
+        [path for path in found if path.suffix == ".toml" and not path.name.startswith(".")], []
+    )
+
+
+def _closed(path: Path, error: OSError) -> Fault:
+    return Fault(str(path), "", f"{error.strerror} (make it readable for this user)")
+
+
+def _may_exist(path: Path) -> bool:
+    """False only if it certainly does not; why it cannot be looked at is told by reading it."""
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def _broken(text: str, why: str) -> str:

@@ -19,7 +19,6 @@ from preloadd.config.strict import (
     MaybeText,
     Name,
     Pause,
-    Seconds,
     Size,
     Strict,
     Text,
@@ -153,7 +152,7 @@ class Restart(Strict):
     """`[restart]`: how often systemd brings the group back: `burst` starts within `interval_s`, the
     first one `pause_s` after a failure."""
 
-    interval_s: Seconds = 300.0
+    interval_s: Annotated[float, Field(ge=1, le=86400, allow_inf_nan=False)] = 300.0
     burst: Annotated[int, Field(ge=1, le=1000)] = 10
     pause_s: Pause = 0.5
 

@@ -15,12 +15,14 @@ from pydantic import Field
 
 from preloadd.config.faults import validated
 from preloadd.config.files import (
+    GROUPS,
     HOST_FILE,
     Document,
     Fault,
     Key,
     Layers,
     Table,
+    folder_faults,
     group_files,
     host_files,
     read_all,
@@ -139,7 +141,8 @@ def survey(
 
     `edits` are what files of groups will hold, in the place of what they hold now.
     """
-    documents, unread = read_all(host_files(folder))
+    files = host_files(folder)
+    documents, unread = read_all(files.paths)
     layers = Layers()
     for document in documents:
         layers.lay(str(document.path), document.table)
@@ -149,8 +152,7 @@ def survey(
         layers.lay(COMMAND_LINE, nested(key, value))
     host, wrong = validated(HostSettings, layers, str(folder / HOST_FILE))
     groups, group_faults = _groups(folder, edits or {})
-    missing = [] if folder.is_dir() else [_no_folder(folder)]
-    host_faults = (*missing, *unread, *wrong)
+    host_faults = (*folder_faults(folder), *files.faults, *unread, *wrong)
     return Survey(
         folder, layers, None if host_faults else host, groups, host_faults, tuple(group_faults)
     )
@@ -198,24 +200,16 @@ def _scalar(text: str) -> object:
         return text
 
 
-def _no_folder(folder: Path) -> Fault:
-    return Fault(
-        str(folder),
-        "",
-        "there is no such folder (create it, or set PRELOADD_CONFIG_DIR)",
-    )
-
-
 def _groups(folder: Path, edits: Mapping[Path, bytes]) -> tuple[tuple[GroupFile, ...], list[Fault]]:
-    paths = group_files(folder)
-    documents, faults = read_all(paths, edits)
-    found = []
+    files = group_files(folder)
+    documents, unread = read_all(files.paths, edits)
+    found, faults = [], [*files.faults, *unread]
     for document in documents:
         group, wrong = judge(document)
         found.append(GroupFile(document.path, document.table, group))
         faults += wrong
     faults += _contested(documents)
-    order = [str(path) for path in paths]
+    order = [str(path) for path in (folder / GROUPS, *files.paths)]
     return tuple(found), sorted(faults, key=lambda fault: order.index(fault.origin))
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from preloadd.domain.tokens import Token, is_secret
+from preloadd.domain.tokens import Token, is_hash, is_secret
 from preloadd.errors import ConfigError, PreloadError, ReadFailed
 from preloadd.linux.private import locked_folder, read_private, write_private
 
@@ -94,18 +94,23 @@ def _secret(raw: bytes, path: Path) -> str:
 def _decoded(raw: bytes, path: Path) -> tuple[Token, ...]:
     try:
         file = msgspec.json.decode(raw, type=_File)
-        for token in file.tokens:
-            bytes.fromhex(token.salt + token.digest)
-    except (msgspec.MsgspecError, ValueError) as error:
-        raise ConfigError(
-            f"{path} is damaged ({error}): put back a copy, or remove it and create all tokens anew"
-        ) from error
+    except msgspec.MsgspecError as error:
+        raise _damaged(path, str(error)) from error
+    for token in file.tokens:
+        if not is_hash(token):
+            raise _damaged(path, f"the hash of {token.name!r} is none")
     if file.version != 1:
         raise ConfigError(
             f"{path} was written by a newer preloadd (version {file.version} of the file): install "
             "that version again"
         )
     return file.tokens
+
+
+def _damaged(path: Path, why: str) -> ConfigError:
+    return ConfigError(
+        f"{path} is damaged ({why}): put back a copy, or remove it and create all tokens anew"
+    )
 
 
 def _owners(folder: Path) -> set[int]:

@@ -16,16 +16,21 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Who may attach besides root and `owner` (the daemon's uid): numbers of users and groups."""
+    """Who may attach besides root and `owner` (the daemon's uid): numbers of users and groups.
+
+    `may_give` says whether this daemon can give files to those groups.
+    """
 
     owner: int
     uids: frozenset[int] = frozenset()
     gids: frozenset[int] = frozenset()
+    may_give: bool = True
 
     @property
     def group(self) -> int | None:
         """The one group that folder and socket can be given to; None where modes cannot say it."""
-        return next(iter(self.gids)) if len(self.gids) == 1 and not self.uids else None
+        sayable = self.may_give and len(self.gids) == 1 and not self.uids
+        return next(iter(self.gids)) if sayable else None
 
     @property
     def folder_mode(self) -> int:

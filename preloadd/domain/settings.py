@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from preloadd.domain.access import Policy
+from preloadd.domain.files import FileIdentity
 from preloadd.domain.ids import Instance
 from preloadd.domain.placement import Parallel, Placement
 
@@ -103,8 +105,14 @@ RUNNING = "running.json"
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """What a rank daemon was started with; as JSON for its next life and for administrators."""
+    """What a rank daemon was started with; as JSON for its next life and for administrators.
+
+    `policy` is what its access settings meant then: names may not be to be looked up later. `files`
+    are those of the checkpoint that its weights are from; none if they could not be seen.
+    """
 
     version: str
     pid: int
     settings: RankSettings
+    policy: Policy | None = None
+    files: tuple[FileIdentity, ...] = ()

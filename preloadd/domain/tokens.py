@@ -15,8 +15,11 @@ from dataclasses import dataclass, replace
 PREFIX = "plt_"
 SECRET_NBYTES = 32
 SALT_NBYTES = 16
+DIGEST_NBYTES = 32
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
+_SALT = re.compile(rf"[0-9a-f]{{{2 * SALT_NBYTES}}}\Z")
+_DIGEST = re.compile(rf"[0-9a-f]{{{2 * DIGEST_NBYTES}}}\Z")
 _SECRET = re.compile(rf"{PREFIX}[A-Za-z0-9_-]{{43}}\Z")
 _PERSON = b"preloadd-token"
 
@@ -78,9 +81,14 @@ def is_secret(text: str) -> bool:
     return bool(_SECRET.match(text))
 
 
+def is_hash(one: Token) -> bool:
+    """Whether salt and digest are written as `token` writes them, so that `verify` can compare."""
+    return bool(_SALT.match(one.salt) and _DIGEST.match(one.digest))
+
+
 def _until(one: Token, at: float) -> Token:
     return replace(one, expires=at if one.expires is None else min(one.expires, at))
 
 
 def _digest(secret: bytes, salt: bytes) -> bytes:
-    return hashlib.blake2b(secret, digest_size=32, salt=salt, person=_PERSON).digest()
+    return hashlib.blake2b(secret, digest_size=DIGEST_NBYTES, salt=salt, person=_PERSON).digest()

@@ -21,6 +21,7 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
+from preloadd.domain.amounts import percent, size
 from preloadd.errors import PreloadError
 
 LINE_EVERY = 2.0
@@ -63,15 +64,6 @@ def parse_report(text: str) -> Report | None:
 
 def _is_count(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) < 20
-
-
-def size(nbytes: float) -> str:
-    """Bytes for people."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if nbytes < 1024:
-            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
-        nbytes /= 1024
-    return f"{nbytes:.1f} TiB"
 
 
 def complain(stream: TextIO, error: PreloadError) -> None:
@@ -133,8 +125,8 @@ class LineDisplay:
 def _told(report: Report) -> str:
     if not report.total:
         return f"{report.phase}, {size(report.done)}" if report.done else report.phase
-    percent = 100 * report.done // report.total
-    return f"{report.phase} {size(report.done)} of {size(report.total)} ({percent}%)"
+    share = percent(report.done, report.total)
+    return f"{report.phase} {size(report.done)} of {size(report.total)} ({share})"
 
 
 class Terminal(Console):

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from preloadd.domain.amounts import size
 from preloadd.domain.lines import one_line
 from preloadd.errors import PreloadError
-from preloadd.launcher.progress import size
 from preloadd.transport.status import ask_status
 
 

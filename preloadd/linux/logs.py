@@ -11,6 +11,7 @@ import errno
 import fcntl
 import logging
 import os
+import select
 import socket
 import sys
 import termios
@@ -23,8 +24,8 @@ from preloadd.linux.memfd import sealed_bytes
 
 JOURNAL = Path("/run/systemd/journal/socket")
 
-SEND_TIMEOUT = 1.0
-"""Seconds that the journal may take to make room for an entry."""
+FLUSH_TIMEOUT = 1.0
+"""Seconds that the journal may take for the last entries of a process that ends."""
 
 _POLL_S = 0.001
 
@@ -74,10 +75,11 @@ def is_journal(environ: Mapping[str, str], fd: int) -> bool:
 
 
 class JournalHandler(logging.Handler):
-    """Sends records as entries. Owns a socket.
+    """Sends records as entries, and waits for nobody: event loops log as well. Owns a socket.
 
     While the journal's socket cannot be reached, lines with priorities go to standard error, which
-    leads to the journal as well.
+    leads to the journal as well. What a journal that hangs takes in neither way is lost; how much
+    that was comes before the next entry that it takes.
     """
 
     def __init__(self, path: Path, identifier: str, fields: Mapping[str, str]) -> None:
@@ -88,7 +90,8 @@ class JournalHandler(logging.Handler):
             f"PRELOADD_{name.upper()}": value for name, value in fields.items() if value
         }
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._socket.settimeout(SEND_TIMEOUT)
+        self._socket.settimeout(0)
+        self._lost = 0
         self._fallback = logging.StreamHandler(sys.stderr)
         self._fallback.setFormatter(PriorityFormatter("%(name)s: %(message)s"))
 
@@ -100,9 +103,14 @@ class JournalHandler(logging.Handler):
             self.handleError(record)
             return
         try:
+            if self._lost:
+                self._send(encode({**self._common, **self._loss()}))
+                self._lost = 0
             self._send(entry)
+        except BlockingIOError:
+            self._lost += 1
         except OSError:
-            self._fallback.emit(record)
+            self._fall_back(record)
 
     def flush(self) -> None:
         """Wait a moment until the journal has taken every entry; `logging` calls this at exit.
@@ -110,7 +118,7 @@ class JournalHandler(logging.Handler):
         The journal looks up the sender's unit when it takes an entry. Of a process that is gone
         by then it knows none, and nobody who asks for the unit's log would see the last words.
         """
-        until = time.monotonic() + SEND_TIMEOUT
+        until = time.monotonic() + FLUSH_TIMEOUT
         while self._waiting() and time.monotonic() < until:
             time.sleep(_POLL_S)
 
@@ -123,6 +131,16 @@ class JournalHandler(logging.Handler):
         nbytes = array.array("i", [0])
         fcntl.ioctl(self._socket, termios.TIOCOUTQ, nbytes)
         return nbytes[0] > 0
+
+    def _fall_back(self, record: logging.LogRecord) -> None:
+        if _has_room(self._fallback.stream.fileno()):
+            self._fallback.emit(record)
+        else:
+            self._lost += 1
+
+    def _loss(self) -> dict[str, str]:
+        text = f"{self._lost} entries before this one are lost: the journal took none"
+        return {"MESSAGE": text, "PRIORITY": str(priority(logging.WARNING)), "LOGGER": __name__}
 
     def _of(self, record: logging.LogRecord) -> Iterator[tuple[str, str]]:
         yield "MESSAGE", self.format(record)
@@ -173,6 +191,13 @@ def error_code(record: logging.LogRecord) -> str:
     told = record.args if isinstance(record.args, tuple) else ()
     raised = record.exc_info[1] if record.exc_info else None
     return next((e.code for e in (*told, raised) if isinstance(e, PreloadError)), "")
+
+
+def _has_room(fd: int) -> bool:
+    """Whether a line can be written without waiting. Others share `fd`: its mode stays as it is."""
+    poll = select.poll()
+    poll.register(fd, select.POLLOUT)
+    return bool(poll.poll(0))
 
 
 def _field(name: str, value: str) -> bytes:

@@ -18,6 +18,9 @@ from preloadd.linux.fds import OwnedFd
 
 _TRAMPOLINE = str(Path(trampoline.__file__))
 
+NOT_STARTED = (trampoline.NOT_EXECUTABLE, trampoline.NOT_FOUND)
+"""Exit statuses of a child whose command could not be executed."""
+
 
 class Child:
     """A process this one started and must reap: by `poll`, by `wait` or by `close`.

@@ -32,6 +32,7 @@ _INSTANCE = re.compile(r"[A-Za-z0-9_:.\\-]+\Z")
 _MAX_NAME = 255
 # Exit status of systemctl, from the LSB: the caller lacks the privilege.
 _DENIED = 4
+_NOT_LOADED = " not loaded."
 # What systemctl says, with status 1, when nobody is there to type a password.
 _PASSWORD_WANTED = "nteractive authentication required"  # noqa: S105 no password
 
@@ -120,9 +121,16 @@ class Systemctl:
         return parse_list(self._ask(["list-units", *options, "--", *checked]))
 
     def reset_failed(self, names: Sequence[str]) -> None:
-        """Forget that these units failed, and how often they were started."""
-        if names:
-            self._ask(["reset-failed", "--", *(_checked(name, _NAME) for name in names)])
+        """Forget that these units failed, and how often they were started.
+
+        Of one that is not loaded there is nothing to forget.
+        """
+        if not names:
+            return
+        arguments = ["reset-failed", "--", *(_checked(name, _NAME) for name in names)]
+        status, _, said = self._run(arguments)
+        if not all(line.endswith(_NOT_LOADED) for line in said.split("; ")):
+            self._demand(arguments, status, said)
 
     def reload(self) -> None:
         """Have systemd read its units anew and run its generators; running services stay."""
@@ -163,12 +171,16 @@ class Systemctl:
 
     def _ask(self, arguments: Sequence[str]) -> str:
         status, out, err = self._run(arguments)
-        self.check(arguments, status, err)
+        self._demand(arguments, status, err)
+        return out
+
+    def _demand(self, arguments: Sequence[str], status: int, said: str) -> None:
+        """Raise what it means that a call failed, if it did."""
+        self.check(arguments, status, said)
         if status:
             raise ServiceManagerError(
-                f"`systemctl {shlex.join(arguments)}` failed ({status}): {err or 'without a word'}"
+                f"`systemctl {shlex.join(arguments)}` failed ({status}): {said or 'without a word'}"
             )
-        return out
 
     def _is_offline(self) -> bool:
         return self._run(["is-system-running"])[1].strip() == "offline"

@@ -18,8 +18,8 @@ from collections.abc import Sequence
 
 _FIRST_FD = 3
 _PR_SET_PDEATHSIG = 1
-_NOT_EXECUTABLE = 126
-_NOT_FOUND = 127
+NOT_EXECUTABLE = 126
+NOT_FOUND = 127
 
 
 def main(arguments: list[str]) -> int:
@@ -36,7 +36,7 @@ def main(arguments: list[str]) -> int:
         os.execvp(command[0], command)  # noqa: S606 the whole point
     except OSError as error:
         sys.stderr.write(f"{command[0]} cannot be started: {error.strerror}\n")
-        return _NOT_FOUND if isinstance(error, FileNotFoundError) else _NOT_EXECUTABLE
+        return NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
 
 
 def die_with(parent: int, death_signal: int) -> None:

@@ -7,6 +7,7 @@ Sizes are bytes, times are seconds. Nothing here is trusted: `protocol.connectio
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Any
 
 import msgspec
 
@@ -173,6 +174,11 @@ class StatusTold(Message, frozen=True, tag="status-told"):
     lease_count: int = 0
     counters: dict[str, int] = {}
     key: dict[str, str] = {}
+
+    def shared_with(self, kind: type) -> dict[str, Any]:
+        """What is told here under names that a value of `kind` has as well, to be kept there."""
+        names = set(self.__struct_fields__) & set(kind.__annotations__)
+        return {name: getattr(self, name) for name in names}
 
 
 class StateChanged(Message, frozen=True, tag="state"):

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
@@ -15,7 +16,7 @@ import anyio
 import preloadd
 from preloadd.domain.settings import RankSettings
 from preloadd.errors import ConfigError, PreloadError
-from preloadd.linux import logs, peers, seqpacket, streams
+from preloadd.linux import logs, streams
 from preloadd.linux.fds import OwnedFd, exhausted, is_exhausted
 from preloadd.linux.locks import Lock
 from preloadd.linux.notify import Notifier, inherited, watchdog_interval, without_manager
@@ -24,8 +25,9 @@ from preloadd.memory.host import HostKeeper
 from preloadd.protocol.messages import SETTINGS
 from preloadd.rank.counting import counter
 from preloadd.rank.daemon import Daemon
+from preloadd.rank.generation import Generation
 from preloadd.rank.loading import Loader
-from preloadd.rank.orders import orders, remember
+from preloadd.rank.orders import Orders, orders, remember
 
 log = logging.getLogger("preloadd.rank")
 
@@ -35,14 +37,16 @@ IDENTIFIER = "preloadd-rank"
 def main() -> int:
     """Run the daemon; the exit status says why it ended (see `errors.EXIT_STATUS`)."""
     streams.prepare()
+    os.umask(0o077)
     logs.configure("INFO", os.environ, identifier=IDENTIFIER)
     parked = inherited(os.environ, os.getpid())
     try:
-        settings = orders(sys.argv[1:], parked.pop(SETTINGS, []), os.environ)
+        given = orders(sys.argv[1:], parked.pop(SETTINGS, []), os.environ)
+        settings = given.settings
         logs.configure(
             settings.log_level.upper(), os.environ, identifier=IDENTIFIER, fields=settings.labels
         )
-        _serve(settings, parked)
+        _serve(given, parked)
     except (PreloadError, OSError, BaseExceptionGroup) as error:
         _tell_manager(error)
         if not isinstance(error, PreloadError):
@@ -60,22 +64,24 @@ def _tell_manager(reason: BaseException) -> None:
         notifier.close()
 
 
-def _serve(settings: RankSettings, parked: dict[str, list[OwnedFd]]) -> None:
-    os.umask(0o077)
-    policy = peers.policy(settings.access, os.geteuid())
-    folder = _folder(settings)
+def _serve(given: Orders, parked: dict[str, list[OwnedFd]]) -> None:
+    settings, policy, folder = given.settings, given.policy, given.folder
     environ = without_manager(os.environ)
     with Lock.take(folder, settings.instance):
         # Not before: until then the folder may be another daemon's.
         group = -1 if policy.group is None else policy.group
         prepare_socket_dir(folder, derived=False, mode=policy.folder_mode, group=group)
-        remember(settings, os.environ)
+        remember(given, os.environ)
+
+        def loaded(generation: Generation) -> None:
+            remember(given, os.environ, generation.manifest.recipe.files)
+
         notifier = Notifier(os.environ)
         daemon = Daemon(
             settings,
             policy,
             notifier,
-            _loader(settings, folder, environ),
+            replace(_loader(settings, folder, environ), on_loaded=loaded),
             clock=time.monotonic,
             watchdog_s=watchdog_interval(os.environ),
             count=counter(os.environ, os.getpid(), Path("/proc/self/cgroup").read_text()),
@@ -105,23 +111,6 @@ def _loader(settings: RankSettings, folder: Path, environ: Mapping[str, str]) ->
         raise unusable(imports, error) from error
     paths = [str(imports), *filter(None, [environ.get("PYTHONPATH")])]
     return Loader(argv, {**environ, "PYTHONPATH": os.pathsep.join(paths)}, HostKeeper())
-
-
-def _folder(settings: RankSettings) -> Path:
-    """The folder of this instance, made if need be; ConfigError, InsecurePath."""
-    folder = Path(settings.socket_dir, settings.instance)
-    seqpacket.check_length(folder / settings.parsed_instance.socket_name)
-    try:
-        prepare_socket_dir(folder.parent, derived=settings.derived)
-        prepare_socket_dir(folder, derived=False)
-    except OSError as error:
-        if is_exhausted(error):
-            raise exhausted(error, f"opening {folder.parent}") from error
-        raise ConfigError(
-            f"the socket directory {folder.parent} cannot be used: {error.strerror}: give one "
-            f"whose parent is there and that user {os.geteuid()} may write to"
-        ) from error
-    return folder
 
 
 def _cause(error: BaseException) -> BaseException:

@@ -15,7 +15,7 @@ from preloadd.errors import DamagedManifest, LoaderFailed, OutOfDescriptors, Pro
 from preloadd.linux import seqpacket
 from preloadd.linux.fds import OwnedFd
 from preloadd.linux.memfd import read_sealed
-from preloadd.linux.process import Child, spawn
+from preloadd.linux.process import NOT_STARTED, Child, spawn
 from preloadd.memory.api import Keeper
 from preloadd.protocol import codec, payload
 from preloadd.protocol.loading import LoadPhase, LoadReceiver
@@ -36,11 +36,15 @@ OnProgress = Callable[[Progress], None]
 
 @dataclass(frozen=True, slots=True)
 class Loader:
-    """How to load: the loader's command and environment, and who proves what it made."""
+    """How to load: the loader's command and environment, and who proves what it made.
+
+    `on_loaded` is told of what was loaded, which is not its to keep.
+    """
 
     argv: Sequence[str]
     environ: Mapping[str, str]
     keeper: Keeper
+    on_loaded: Callable[[Generation], None] = lambda _: None
 
     async def load(self, settings: RankSettings, on_progress: OnProgress) -> Generation:
         """A new generation, sealed; the caller owns it.
@@ -71,7 +75,15 @@ class Loader:
             finally:
                 with anyio.CancelScope(shield=True):
                     status = await _stop(child, settings.deadlines.stop / 2)
-            return _believed(receiver, status, self.keeper)
+            if status in NOT_STARTED and receiver.failure is None:
+                raise LoaderFailed(self._not_started(status), status)
+            generation = _believed(receiver, status, self.keeper)
+        self.on_loaded(generation)
+        return generation
+
+    def _not_started(self, status: int) -> str:
+        why = f"the loader ended with {status}: {self.argv[0]} cannot be started"
+        return f"{why}: give an interpreter that this user may run"
 
 
 async def _listen(

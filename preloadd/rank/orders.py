@@ -1,7 +1,8 @@
 """What a rank is to serve: passed by the launcher that started it, or written in this host's files.
 
 What the files said last is kept beside the socket. So a rank that comes back while somebody is half
-way through an edit goes on with it, and its weights are not given up for a missing quote.
+way through an edit goes on with it, and its weights are not given up for a missing quote, a user
+who cannot be looked up at the moment, or a file that it cannot read.
 """
 
 from __future__ import annotations
@@ -10,49 +11,71 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from preloadd import __version__
+from preloadd.domain.access import Policy
+from preloadd.domain.files import FileIdentity
 from preloadd.domain.ids import Instance
 from preloadd.domain.settings import RUNNING, RankSettings, Running
-from preloadd.errors import ConfigError, ModelNotFound
-from preloadd.linux.fds import OwnedFd
+from preloadd.errors import ConfigError, InsecurePath, ModelNotFound, PreloadError
+from preloadd.linux import peers, seqpacket
+from preloadd.linux.fds import OwnedFd, exhausted, is_exhausted
 from preloadd.linux.memfd import read_sealed
-from preloadd.weights.checkpoint.locate import locate
+from preloadd.linux.paths import prepare_socket_dir
+from preloadd.weights.checkpoint import identities_of, locate
 
 log = logging.getLogger(__name__)
 
 MAX_SETTINGS = 1 << 20
 
 
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """What to serve, and what that means on this host: who may attach, and the rank's `folder`."""
+
+    settings: RankSettings
+    policy: Policy
+    folder: Path
+
+
 def orders(
     arguments: Sequence[str], passed: Sequence[OwnedFd], environ: Mapping[str, str]
-) -> RankSettings:
-    """The settings of the instance that the command line names. Closes every descriptor.
+) -> Orders:
+    """What the instance that the command line names is to do. Closes every descriptor.
 
-    ConfigError if nobody said what to serve, or not that of the command line; ModelNotFound.
+    The folder is there afterwards. ConfigError if nobody said what to serve, not that of the
+    command line, or what cannot be done on this host; ModelNotFound, InsecurePath.
     """
     try:
         if len(arguments) != 1:
             raise ConfigError("usage: preloadd rank INSTANCE")
         instance = Instance.parse(arguments[0])
-        return _passed(passed[0], instance) if passed else _configured(instance, environ)
+        if passed:
+            return _meant(_passed(passed[0], instance))
+        return _configured(instance, environ)
     finally:
         for fd in passed:
             fd.close()
 
 
-def remember(settings: RankSettings, environ: Mapping[str, str]) -> None:
-    """Keep the settings where the next life of this rank finds them, if the manager gave a place.
+def remember(
+    given: Orders, environ: Mapping[str, str], files: Sequence[FileIdentity] | None = None
+) -> None:
+    """Keep the orders where the next life of this rank finds them, if the manager gave a place.
 
-    To be called by whoever holds the lock of the instance.
+    `files` are those of the checkpoint that was loaded; of one that was not yet, those that are
+    there now: weights of other files are not adopted. To be called by whoever holds the lock of
+    the instance.
     """
     if (path := _record(environ)) is None:
         return
-    running = Running(version=__version__, pid=os.getpid(), settings=settings)
+    seen = _files(given.settings) if files is None else tuple(files)
+    running = Running(__version__, os.getpid(), given.settings, given.policy, seen)
     fresh = path.with_suffix(".new")
     try:
         fresh.write_bytes(msgspec.json.encode(running))
@@ -72,32 +95,71 @@ def _passed(fd: OwnedFd, instance: Instance) -> RankSettings:
     return settings
 
 
-def _configured(instance: Instance, environ: Mapping[str, str]) -> RankSettings:
+def _configured(instance: Instance, environ: Mapping[str, str]) -> Orders:
     # Not above: ranks of `preloadd run` do not pay for it, and it is the slowest of all imports.
     from preloadd.config.files import config_dir
     from preloadd.config.rank import Unclaimed, settings_on_this_host
 
     find = partial(locate, environ=environ)
     try:
-        return settings_on_this_host(config_dir(environ), environ, instance, find)
+        return _meant(settings_on_this_host(config_dir(environ), environ, instance, find))
     except Unclaimed:
         raise
-    except (ConfigError, ModelNotFound) as error:
+    except (ConfigError, InsecurePath, ModelNotFound) as error:
         last = _remembered(instance, environ)
         if last is None:
             raise
         log.error("going on with the settings of before, for these cannot be used: %s", error)  # noqa: TRY400
-        return last
+        return _meant(last.settings, last.policy)
 
 
-def _remembered(instance: Instance, environ: Mapping[str, str]) -> RankSettings | None:
+def _remembered(instance: Instance, environ: Mapping[str, str]) -> Running | None:
     """What an earlier life of this rank was told, if it is known."""
     path = _record(environ)
     with suppress(OSError, msgspec.MsgspecError):
         if path is not None:
-            settings = msgspec.json.decode(path.read_bytes(), type=Running).settings
-            return settings if settings.parsed_instance == instance else None
+            running = msgspec.json.decode(path.read_bytes(), type=Running)
+            return running if running.settings.parsed_instance == instance else None
     return None
+
+
+def _meant(settings: RankSettings, before: Policy | None = None) -> Orders:
+    """What `settings` mean here and now; who may attach is as `before` if that is known."""
+    owner = os.geteuid()
+    policy = replace(before, owner=owner) if before else peers.policy(settings.access, owner)
+    mine = {os.getegid(), *os.getgroups()}
+    policy = replace(policy, may_give=owner == 0 or policy.gids <= mine)
+    if not policy.may_give:
+        log.warning(
+            "group %s cannot be given the socket by this process, which is no member: users who "
+            "may not attach can connect as well, and are refused then",
+            ", ".join(map(str, sorted(policy.gids - mine))),
+        )
+    return Orders(settings, policy, _folder(settings))
+
+
+def _folder(settings: RankSettings) -> Path:
+    """The folder of this instance, made if need be; ConfigError, InsecurePath."""
+    folder = Path(settings.socket_dir, settings.instance)
+    seqpacket.check_length(folder / settings.parsed_instance.socket_name)
+    try:
+        prepare_socket_dir(folder.parent, derived=settings.derived)
+        prepare_socket_dir(folder, derived=False)
+    except OSError as error:
+        if is_exhausted(error):
+            raise exhausted(error, f"opening {folder.parent}") from error
+        raise ConfigError(
+            f"the socket directory {folder.parent} cannot be used: {error.strerror}: give one "
+            f"whose parent is there and that user {os.geteuid()} may write to"
+        ) from error
+    return folder
+
+
+def _files(settings: RankSettings) -> tuple[FileIdentity, ...]:
+    """The files of the checkpoint as they are now; none if they cannot be seen."""
+    with suppress(PreloadError):
+        return tuple(identities_of(Path(settings.model.path)))
+    return ()
 
 
 def _record(environ: Mapping[str, str]) -> Path | None:

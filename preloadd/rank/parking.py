@@ -7,9 +7,8 @@ is told goes through one queue, in order, and is sent by a worker thread.
 from __future__ import annotations
 
 import logging
-import math
+from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -55,19 +54,23 @@ class Parking:
 
     def __init__(self, notifier: Notifier) -> None:
         self._notifier = notifier
-        self._orders, self._queue = anyio.create_memory_object_stream[_Order](math.inf)
+        # Not a stream of anyio's: that loses what it hands to a task that is cancelled meanwhile,
+        # and with it a descriptor.
+        self._waiting: deque[_Order] = deque()
+        self._more = anyio.Event()
         self._leases: dict[str, _Order] = {}
 
     async def work(self) -> None:
         """Carry out what is told below, until cancelled. To be run once, beside everything else."""
-        with self._orders, self._queue:
-            try:
-                async for order in self._queue:
-                    await self._carry_out(order)
-            finally:
-                with suppress(anyio.WouldBlock, anyio.EndOfStream):
-                    while True:
-                        self._queue.receive_nowait().close()
+        try:
+            while True:
+                while self._waiting:
+                    await self._carry_out(self._waiting.popleft())
+                self._more = anyio.Event()
+                await self._more.wait()
+        finally:
+            for order in self._waiting:
+                order.close()
 
     async def _carry_out(self, order: _Order) -> None:
         order.begun = True
@@ -76,7 +79,6 @@ class Parking:
         except OSError as error:
             order.failure = error
             log.warning("the service manager could not be told what to keep: %s", error)
-        order.close()
         order.done.set()
 
     async def commit(self, generation: Generation) -> None:
@@ -123,7 +125,7 @@ class Parking:
 
         A lease that cannot be parked is granted all the same: it ends with this process.
         """
-        if self._queue.statistics().current_buffer_used >= MOST_WAITING:
+        if len(self._waiting) >= MOST_WAITING:
             log.warning("the service manager is behind: a lease will not outlive this daemon")
             return
         try:
@@ -154,12 +156,15 @@ class Parking:
         return self._tell(partial(self._store, name, copy, poll=poll), copy)
 
     def _store(self, name: str, copy: OwnedFd, *, poll: bool) -> None:
-        if not copy.closed:
-            self._notifier.store(name, [copy.fileno()], poll=poll)
+        # Closed here, in the thread that uses it, even if nobody waits for it any more.
+        with copy:
+            if not copy.closed:
+                self._notifier.store(name, [copy.fileno()], poll=poll)
 
     def _tell(self, act: Callable[[], None], fd: OwnedFd | None = None) -> _Order:
         order = _Order(act, fd)
-        self._orders.send_nowait(order)
+        self._waiting.append(order)
+        self._more.set()
         return order
 
 

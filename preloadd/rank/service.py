@@ -193,9 +193,7 @@ class Service:
 
         Engines that went on with weights of an earlier generation neither hinder nor may it.
         """
-        holders = {lease.id: lease for lease in self._holders()}
-        holder = asker if asker in holders else None
-        refusal = may_release(holders.values(), holder, operator=operator)
+        refusal = may_release(self._holders(), asker, operator=operator)
         if refusal is not None:
             return m.Refused(code=ErrorCode.DENIED, detail=refusal)
         if self.generation is None or self.state is not State.SERVING:

@@ -54,11 +54,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with ExitStack() as owned:
         owned.enter_context(listener)
         owned.callback(notifier.close)
-        samples: list[devices.Sample] = [devices.host]
+        samples: dict[str, devices.Sample] = {"host memory": devices.host}
         binding = nvml.load()
-        if binding is not None and (gpus := nvml.Gpus(binding)).open():
-            owned.callback(gpus.close)
-            samples.append(gpus)
+        if binding is not None:
+            samples["the GPU driver"] = nvml.Gpus(binding)
         lookout = Lookout(
             made.socket_dir, made.roster, pace=made.pace, units=made.units, samples=samples
         )

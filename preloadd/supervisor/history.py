@@ -1,4 +1,4 @@
-"""What happened: the difference between two looks at a rank, in words. Pure."""
+"""What happened: the differences between looks at a rank, in words. Pure."""
 
 from __future__ import annotations
 
@@ -22,18 +22,36 @@ class Happening:
     text: str
 
 
-def happenings(before: Snapshot | None, after: Snapshot, *, at: float) -> Iterator[Happening]:
-    """What happened between two looks at one rank; with no look before, how it was found."""
-    for text in _differences(before, after):
-        yield Happening(at, after.group, after.instance, after.condition, text)
+class History:
+    """Of one rank: what was seen of it last, and what it last answered before it fell silent."""
+
+    def __init__(self) -> None:
+        self._seen: Snapshot | None = None
+        self._answer: Snapshot | None = None
+
+    @property
+    def condition(self) -> str:
+        """As it was seen last; empty before."""
+        return self._seen.condition if self._seen is not None else ""
+
+    def add(self, now: Snapshot, *, at: float) -> list[Happening]:
+        """What has happened up to this look; at the first one, how the rank was found."""
+        texts = [*self._change(now)]
+        self._seen = now
+        if now.contact is Contact.ANSWERED:
+            if self._answer is not None:
+                texts += _differences(self._answer, now)
+            self._answer = now
+        return [Happening(at, now.group, now.instance, now.condition, text) for text in texts]
+
+    def _change(self, now: Snapshot) -> Iterator[str]:
+        if now.condition != self.condition:
+            yield complaint(now) or f"serving{_how(now)}"
 
 
-def _differences(before: Snapshot | None, after: Snapshot) -> Iterator[str]:
-    if before is None or after.condition != before.condition:
-        yield complaint(after) or f"serving{_how(after)}"
-    if before is None or after.contact is not Contact.ANSWERED:
-        return
-    if before.pid and after.pid != before.pid:
+def _differences(before: Snapshot, after: Snapshot) -> Iterator[str]:
+    """Between two answers, whatever came between them: leases outlive a process of the rank."""
+    if after.pid != before.pid:
         yield f"restarted: process {after.pid} after {before.pid}"
     if after.generation != before.generation and before.generation and after.generation:
         yield f"generation {after.generation[:8]} after {before.generation[:8]}{_how(after)}"

@@ -8,54 +8,74 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import anyio
-import anyio.to_thread
 from anyio.abc import TaskGroup
 
 from preloadd.domain.ids import Instance
 from preloadd.errors import AccessDenied, PreloadError, Unavailable
 from preloadd.protocol.messages import Reason, StatusTold
 from preloadd.supervisor.devices import Device, Sample
-from preloadd.supervisor.history import KEPT, Happening, happenings
+from preloadd.supervisor.history import KEPT, Happening, History
 from preloadd.supervisor.line import Line
 from preloadd.supervisor.roster import Expected, Wanted, socket_path
 from preloadd.supervisor.snapshots import Record
+from preloadd.supervisor.sources import Source
 from preloadd.supervisor.verdict import Contact, Snapshot, Unit, complaint
 
 log = logging.getLogger(__name__)
 
+_NO_UNITS: Mapping[str, Unit] = MappingProxyType({})
+
 Units = Callable[[Sequence[str]], Mapping[str, Unit]]
-"""What the service manager says of services, by name; blocks for a moment, and never raises."""
+"""What the service manager says of services, by name; blocks. PreloadError if it does not say."""
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Everything that is known now. Happenings are newest first."""
+    """Everything that is known now. Happenings are newest first.
+
+    `trouble` is the configuration's; `silent` has a line for each other source that tells nothing.
+    """
 
     at: datetime
     ranks: tuple[Snapshot, ...] = ()
     happenings: tuple[Happening, ...] = ()
     devices: tuple[Device, ...] = ()
     trouble: str = ""
+    silent: tuple[str, ...] = ()
+
+    @property
+    def troubles(self) -> str:
+        """All that is wrong with what the supervisor itself needs, by lines."""
+        return "\n".join(line for line in (self.trouble, *self.silent) if line)
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Seconds: between questions, until an answer is overdue, between looks at everything else."""
+    """Seconds: between questions to a rank, until its answer is overdue, after a refusal; between
+    looks at everything else, and until those are overdue: systemctl has a deadline of its own."""
 
     ask: float = 0.5
     overdue: float = 2.0
     refused: float = 10.0
     surroundings: float = 2.0
+    patience: float = 5.0
 
 
 class Lookout:
-    """Watches ranks below `socket_dir`: `watch` for ever, `look` at any time."""
+    """Watches ranks below `socket_dir`: `watch` for ever, `look` at any time.
+
+    `roster`, `units` and `samples` (by name) may block for as long as they like: then what they
+    told last still holds, and whoever looks is told so.
+    """
 
     def __init__(
         self,
@@ -64,19 +84,19 @@ class Lookout:
         *,
         pace: Pace | None = None,
         units: Units | None = None,
-        samples: Sequence[Sample] = (),
+        samples: Mapping[str, Sample] | None = None,
     ) -> None:
         self._socket_dir = socket_dir
-        self._roster = roster
         self._pace = pace or Pace()
-        self._ask_manager = units
-        self._samples = samples
+        self._roster = Source("the configuration", roster, Wanted(()))
+        self._units = Source("systemd", partial(self._ask_manager, units), _NO_UNITS)
+        self._devices: list[Source[Sequence[Device]]] = [
+            Source(name, sample, ()) for name, sample in (samples or {}).items()
+        ]
         self._posts: dict[Expected, _Post] = {}
-        self._wanted = Wanted(())
-        self._units: Mapping[str, Unit] = {}
-        self._devices: tuple[Device, ...] = ()
+        self._ranks: dict[Expected, None] = {}
         self._happenings: deque[Happening] = deque(maxlen=KEPT)
-        self._told: dict[Instance, Snapshot] = {}
+        self._histories: dict[Instance, History] = {}
         self._begun = anyio.Event()
 
     async def look(self) -> View:
@@ -87,63 +107,72 @@ class Lookout:
     async def watch(self) -> None:
         """Look, until cancelled."""
         async with anyio.create_task_group() as tasks:
-            await self._look_around(tasks)
-            for post in self._posts.values():
-                await post.known.wait()
+            for devices in self._devices:
+                tasks.start_soon(self._keep_asking, devices)
+            tasks.start_soon(self._keep_asking, self._roster, partial(self._follow, tasks))
+            await self._roster.known.wait()
+            tasks.start_soon(self._keep_asking, self._units, self._note_all)
+            await self._units.known.wait()
             self._begun.set()
-            while True:
-                await anyio.sleep(self._pace.surroundings)
-                await self._look_around(tasks)
 
     def _view(self) -> View:
         now = anyio.current_time()
         return View(
             datetime.now(UTC),
-            tuple(self._snapshot(rank, now) for rank in self._wanted.ranks),
+            tuple(self._snapshot(rank, now) for rank in self._ranks),
             tuple(reversed(self._happenings)),
-            self._devices,
-            self._wanted.trouble,
+            tuple(device for source in self._devices for device in source.value),
+            self._roster.trouble or self._roster.value.trouble,
+            tuple(trouble for trouble in self._troubles() if trouble),
         )
 
+    def _troubles(self) -> Iterator[str]:
+        yield self._units.trouble
+        yield from (source.trouble for source in self._devices)
+
     def _snapshot(self, rank: Expected, now: float) -> Snapshot:
-        return self._posts[rank].record.snapshot(now=now, unit=self._units.get(rank.unit))
+        return self._posts[rank].record.snapshot(now=now, unit=self._units.value.get(rank.unit))
 
-    async def _look_around(self, tasks: TaskGroup) -> None:
-        """Find out which ranks there are to watch, and what others say of them."""
-        wanted, units, devices = await anyio.to_thread.run_sync(self._survey)
-        self._units, self._devices = units, devices
-        for rank in set(self._posts) - set(wanted.ranks):
+    async def _keep_asking(
+        self, source: Source[Any], heard: Callable[[], Awaitable[None]] | None = None
+    ) -> None:
+        pace = self._pace
+        await source.watch(heard, pause=pace.surroundings, overdue=pace.patience)
+
+    def _ask_manager(self, units: Units | None) -> Mapping[str, Unit]:
+        return units([rank.unit for rank in self._ranks]) if units is not None else _NO_UNITS
+
+    async def _follow(self, tasks: TaskGroup) -> None:
+        """Watch the ranks that are wanted now. None is shown before it was looked at."""
+        wanted = self._roster.value.ranks
+        new = [rank for rank in wanted if rank not in self._posts]
+        for rank in new:
+            path = socket_path(self._socket_dir, rank.instance)
+            post = self._posts[rank] = _Post(rank, path, self._pace, self._note)
+            tasks.start_soon(post.watch)
+        for rank in new:
+            await self._posts[rank].known.wait()
+        self._ranks = dict.fromkeys(wanted)
+        for rank in set(self._posts) - set(wanted):
             self._posts.pop(rank).scope.cancel()
-            self._told.pop(rank.instance, None)
-        for rank in wanted.ranks:
-            if rank not in self._posts:
-                path = socket_path(self._socket_dir, rank.instance)
-                post = self._posts[rank] = _Post(rank, path, self._pace, self._note)
-                tasks.start_soon(post.watch)
-        self._wanted = wanted
-        for rank in wanted.ranks:
-            if self._posts[rank].known.is_set():
-                self._note(rank)
+        for instance in set(self._histories) - {rank.instance for rank in wanted}:
+            del self._histories[instance]
+        await self._note_all()
 
-    def _survey(self) -> tuple[Wanted, Mapping[str, Unit], tuple[Device, ...]]:
-        """Blocks, for files and for the service manager."""
-        wanted = self._roster()
-        units = self._ask_manager([rank.unit for rank in wanted.ranks]) if self._ask_manager else {}
-        devices = tuple(device for sample in self._samples for device in sample())
-        return wanted, units, devices
+    async def _note_all(self) -> None:
+        for rank in self._ranks:
+            self._note(rank)
 
     def _note(self, rank: Expected) -> None:
         """Keep what has happened to a rank since it was last looked at."""
-        post = self._posts.get(rank)
-        if post is None:
+        if rank not in self._ranks:
             return
         now = self._snapshot(rank, anyio.current_time())
-        before = self._told.get(rank.instance)
-        self._told[rank.instance] = now
-        self._happenings.extend(happenings(before, now, at=datetime.now(UTC).timestamp()))
-        if before is None or before.condition != now.condition:
+        history = self._histories.setdefault(rank.instance, History())
+        if now.condition != history.condition:
             level = logging.WARNING if complaint(now) else logging.INFO
             log.log(level, "%s: %s", now.name, complaint(now) or now.condition)
+        self._happenings.extend(history.add(now, at=datetime.now(UTC).timestamp()))
 
 
 class _Post:

@@ -235,7 +235,13 @@ class Health(Body):
 
     healthy: bool
     reasons: Reasons
-    trouble: Annotated[str, Field(description="what is wrong with the configuration; else empty")]
+    trouble: Annotated[
+        str,
+        Field(
+            description="what is wrong with the configuration, and what else tells nothing: a line "
+            "for each; else empty"
+        ),
+    ]
     groups: tuple[GroupTold, ...]
     ranks: tuple[RankTold, ...]
 
@@ -246,7 +252,7 @@ class Health(Body):
         return cls(
             healthy=verdict.healthy,
             reasons=verdict.reasons,
-            trouble=view.trouble,
+            trouble=view.troubles,
             groups=tuple(map(GroupTold.of, v.groups(view.ranks))),
             ranks=tuple(map(RankTold.of, view.ranks)),
         )

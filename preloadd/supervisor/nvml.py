@@ -27,7 +27,6 @@ class Nvml(Protocol):
     nvmlMemory_v2: int  # noqa: N815
 
     nvmlInit: Callable[[], None]  # noqa: N815
-    nvmlShutdown: Callable[[], None]  # noqa: N815
     nvmlDeviceGetCount: Callable[[], int]  # noqa: N815
     nvmlDeviceGetHandleByIndex: Callable[[int], Any]  # noqa: N815
     nvmlDeviceGetUUID: Callable[[Any], str | bytes]  # noqa: N815
@@ -35,7 +34,6 @@ class Nvml(Protocol):
     nvmlDeviceGetMemoryInfo: Callable[[Any, int], Any]  # noqa: N815
     nvmlDeviceGetTotalEccErrors: Callable[[Any, int, int], int]  # noqa: N815
     nvmlEventSetCreate: Callable[[], Any]  # noqa: N815
-    nvmlEventSetFree: Callable[[Any], None]  # noqa: N815
     nvmlDeviceRegisterEvents: Callable[[Any, int, Any], None]  # noqa: N815
     nvmlEventSetWait_v2: Callable[[Any, int], Any]  # noqa: N815
 
@@ -51,21 +49,33 @@ def load() -> Nvml | None:
 
 
 class Gpus:
-    """All GPUs of this host. Owns the library's state between `open` and `close`."""
+    """All GPUs of this host, found when they are first asked about: that may block as well.
+
+    Owns the library's state for the life of this process: letting go of a GPU that hangs, hangs.
+    """
 
     def __init__(self, nvml: Nvml) -> None:
         self._nvml = nvml
+        self._opened = False
         self._handles: dict[str, tuple[Any, str]] = {}
         self._events: Any = None
         self._xids: dict[str, Counter[int]] = {}
 
-    def open(self) -> bool:
-        """Find the GPUs; whether there are any. To be closed in that case only."""
+    def __call__(self) -> Sequence[Device]:
+        """Every GPU as it is now. Blocks, mostly for a moment, and never raises."""
+        if not self._opened:
+            self._opened = True
+            self._open()
+        self._collect_xids()
+        return [self._device(uuid) for uuid in self._handles]
+
+    def _open(self) -> None:
+        """Find the GPUs; there are none where there is no driver."""
         try:
             self._nvml.nvmlInit()
         except self._nvml.NVMLError as error:
             log.info("GPUs are not looked at: %s", error)
-            return False
+            return
         try:
             for index in range(self._nvml.nvmlDeviceGetCount()):
                 handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
@@ -74,21 +84,6 @@ class Gpus:
         except self._nvml.NVMLError as error:
             log.warning("not every GPU is looked at: %s", error)
         self._listen()
-        return True
-
-    def close(self) -> None:
-        """Let go of the library."""
-        try:
-            if self._events is not None:
-                self._nvml.nvmlEventSetFree(self._events)
-            self._nvml.nvmlShutdown()
-        except self._nvml.NVMLError as error:
-            log.debug("closing NVML: %s", error)
-
-    def __call__(self) -> Sequence[Device]:
-        """Every GPU as it is now. Blocks for a moment, and never raises."""
-        self._collect_xids()
-        return [self._device(uuid) for uuid in self._handles]
 
     def _device(self, uuid: str) -> Device:
         nvml, (handle, name) = self._nvml, self._handles[uuid]

@@ -8,6 +8,7 @@ from importlib import resources
 from urllib.parse import quote
 
 from preloadd import __version__
+from preloadd.domain.amounts import size
 from preloadd.supervisor import panels
 from preloadd.supervisor.lookout import View
 from preloadd.supervisor.markup import Html, tag
@@ -115,13 +116,13 @@ def _verdict(view: View, found: tuple[Group, ...], tone: str, headline: str) -> 
     figures = {
         "Groups": str(len(found)),
         "Ranks serving": f"{serving} of {len(view.ranks)}",
-        "Weights held": panels.size(weights),
+        "Weights held": size(weights),
         "Engines attached": f"{sum(rank.lease_count for rank in view.ranks):,}",
     }
     return tag(
         "section",
         tag("h1", tag("span", class_="dot", aria_hidden="true"), headline, role="status"),
-        tag("p", view.trouble, class_="trouble") if view.trouble else None,
+        tag("p", view.troubles, class_="trouble") if view.troubles else None,
         tag(
             "dl",
             [tag("div", tag("dt", name), tag("dd", value)) for name, value in figures.items()],

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
+from preloadd.domain.amounts import percent, size
 from preloadd.domain.lifecycle import State
 from preloadd.supervisor.devices import Device, holder
 from preloadd.supervisor.history import Happening
@@ -34,16 +35,6 @@ _TONES: dict[str, str] = {
 def tone(condition: str) -> str:
     """How a condition is coloured."""
     return _TONES.get(condition, BAD)
-
-
-def size(nbytes: int) -> str:
-    """Bytes for people."""
-    value = float(nbytes)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1024
-    return f"{value:.1f} TiB"
 
 
 def ago(seconds: float) -> str:
@@ -141,11 +132,11 @@ def _facts(rank: Snapshot) -> Iterator[str]:
 def _bar(rank: Snapshot, view: View) -> Child:
     """How far the load is, or what share of its memory the weights take."""
     if rank.condition == State.LOADING and rank.total:
-        done, percent = min(rank.done, rank.total), min(100, 100 * rank.done // rank.total)
+        done = min(rank.done, rank.total)
         text = f"{size(done)} of {size(rank.total)}"
         return [
             tag("progress", value=done, max=rank.total, aria_label="Load"),
-            tag("p", tag("b", f"{percent}%"), " ", text, class_="caption"),
+            tag("p", tag("b", percent(done, rank.total)), " ", text, class_="caption"),
         ]
     if not rank.arena_bytes:
         return tag("p", "no weights", class_="caption none")

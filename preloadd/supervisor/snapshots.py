@@ -63,38 +63,19 @@ class Record:
 def from_told(expected: Expected, told: StatusTold) -> Snapshot:
     """The snapshot that an answer makes. One in another rank's or group's name is a problem."""
     problem = _wrong_name(expected, told)
-    return Snapshot(
-        instance=str(expected.instance),
-        group=expected.group or told.group,
-        device=told.device,
-        role=told.role,
-        contact=Contact.FAULTY if problem else Contact.ANSWERED,
-        state=told.state,
-        problem=problem,
-        detail=told.detail,
-        pid=told.pid,
-        version=told.version,
-        model=told.model,
-        backend=told.backend,
-        builder=told.builder,
-        generation=told.generation,
-        adopted=told.adopted,
-        tensors=told.tensors,
-        tensor_bytes=told.tensor_bytes,
-        arena_bytes=told.arena_bytes,
-        chunks=told.chunks,
-        done=told.done,
-        total=told.total,
-        loads=told.counters.get("loads", 0),
-        bytes_read=told.counters.get("bytes_read", 0),
-        uptime_s=told.uptime_s,
-        ready_s=told.ready_s,
-        lease_count=told.lease_count,
-        engines=tuple(
+    facts = told.shared_with(Snapshot) | {
+        "instance": str(expected.instance),
+        "group": expected.group or told.group,
+        "contact": Contact.FAULTY if problem else Contact.ANSWERED,
+        "problem": problem,
+        "loads": told.counters.get("loads", 0),
+        "bytes_read": told.counters.get("bytes_read", 0),
+        "engines": tuple(
             Engine(lease.client, lease.pid, lease.mode, lease.id, lease.generation)
             for lease in told.leases
         ),
-    )
+    }
+    return Snapshot(**facts)
 
 
 def _nothing_known(expected: Expected) -> Snapshot:

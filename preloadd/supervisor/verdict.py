@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import assert_never
 
+from preloadd.domain.amounts import percent
 from preloadd.domain.lifecycle import State
 
 
@@ -221,8 +222,8 @@ def _result(unit: Unit) -> str:
 def _progress(snapshot: Snapshot) -> str:
     if not snapshot.total:
         return ""
-    percent = 100 * snapshot.done // snapshot.total
-    return f", {snapshot.done:,} of {snapshot.total:,} bytes ({percent}%)"
+    share = percent(snapshot.done, snapshot.total)
+    return f", {snapshot.done:,} of {snapshot.total:,} bytes ({share})"
 
 
 def _detail(detail: str) -> str:

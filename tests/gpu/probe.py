@@ -1,4 +1,4 @@
-"""What a loader does with a GPU, done inside the sandbox of preloadd@.service. Prints JSON lines."""
+"""What a loader does with a GPU, inside the sandbox of preloadd@.service. Prints JSON lines."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 
 GIB = 1 << 30
 
@@ -17,7 +18,13 @@ GIB = 1 << 30
 def main() -> int:
     """Every step is tried and told; 0 if all worked."""
     steps: list[Callable[[], object]] = [
-        who, torch_allocates, vmm_exports, pinned_copies, triton_compiles, nccl_reduces, graphs
+        who,
+        torch_allocates,
+        vmm_exports,
+        pinned_copies,
+        triton_compiles,
+        nccl_reduces,
+        graphs,
     ]
     failed = 0
     for step in steps:
@@ -33,10 +40,22 @@ def main() -> int:
     return 1 if failed else 0
 
 
+class View:
+    """A GiB of device memory, as torch takes it from others."""
+
+    def __init__(self, address: int) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (GIB,),
+            "typestr": "|u1",
+            "data": (address, False),
+            "version": 3,
+        }
+
+
 def who() -> object:
     """The sandbox as seen from inside."""
-    with open("/proc/self/status") as file:
-        fields = dict(line.rstrip("\n").split(":\t", 1) for line in file if ":\t" in line)
+    lines = Path("/proc/self/status").read_text().splitlines()
+    fields = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
     return {name: fields[name].strip() for name in ("Uid", "CapEff", "NoNewPrivs", "Seccomp")}
 
 
@@ -78,12 +97,7 @@ def vmm_exports() -> object:
         access.flags = flags
         check(cu.cuMemSetAccess(address, GIB, [access], 1))
 
-        class View:
-            __cuda_array_interface__ = {
-                "shape": (GIB,), "typestr": "|u1", "data": (int(address), False), "version": 3
-            }
-
-        seen = torch.as_tensor(View(), device="cuda")
+        seen = torch.as_tensor(View(int(address)), device="cuda")
         if not sums:
             seen.fill_(7)
         sums.append(int(seen[:: 1 << 20].long().sum()))
@@ -92,7 +106,7 @@ def vmm_exports() -> object:
     manager.connect(os.environ["NOTIFY_SOCKET"].replace("@", "\0", 1))
     rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))]
     manager.sendmsg([b"FDSTORE=1\nFDNAME=chunk-0"], rights)
-    return {"sums": sums, "parked": os.readlink(f"/proc/self/fd/{fd}")}
+    return {"sums": sums, "parked": str(Path(f"/proc/self/fd/{fd}").readlink())}
 
 
 def pinned_copies() -> object:
@@ -110,13 +124,9 @@ def pinned_copies() -> object:
 
 def triton_compiles() -> object:
     """A kernel compiled at run time: it writes code and runs it."""
-    import torch
-    import triton
-    import triton.language as tl
-
     import tests_gpu_kernel
+    import torch
 
-    assert triton and tl
     return tests_gpu_kernel.add_one(torch.zeros(1024, device="cuda"))
 
 

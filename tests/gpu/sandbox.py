@@ -26,8 +26,9 @@ export PYTHONPATH=/srv/probe LD_LIBRARY_PATH=/usr/local/nvidia/lib64:/opt/python
 export NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1 NVSHMEM_DISABLE_NVLS=1
 export PATH=/usr/local/nvidia/bin:/usr/bin:/bin:/usr/local/cuda/bin
 cd /
-/opt/venv/bin/python /srv/probe/probe.py >>/run/preloadd/GPU-0/probe.out 2>>/run/preloadd/GPU-0/probe.err
-echo "status $?" >>/run/preloadd/GPU-0/probe.out
+exec >>/run/preloadd/GPU-0/probe.out 2>>/run/preloadd/GPU-0/probe.err
+/opt/venv/bin/python /srv/probe/probe.py
+echo "status $?"
 exec sleep infinity
 """
 DROP_IN = """[Service]
@@ -42,7 +43,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         package = installed.install(Path(folder, "package"), PROGRAM)
         nodes = "; ".join(
-            f"mkdir -p $(dirname {path}) && mknod -m 666 {path} c {os.major(device)} {os.minor(device)}"
+            f"mkdir -p $(dirname {path})"
+            f" && mknod -m 666 {path} c {os.major(device)} {os.minor(device)}"
             for path, device in devices()
         )
         plan = Plan(

@@ -46,17 +46,15 @@ def test_a_second_daemon_is_refused_while_the_first_still_loads(manage, model):
     first.ready()
 
 
-@pytest.mark.parametrize("owner", ["itself", "somebody else", "nobody"])
-def test_what_a_killed_daemon_left_is_replaced(manage, model, owner):
-    """A manager without a store: nothing is parked, so socket and lock are stale."""
+def test_what_a_killed_daemon_left_is_replaced(manage, model):
+    """By a manager that keeps nothing; the number in the lock file is another process's by now."""
     first: Manager = manage(model)
     first.start()
     first.ready()
     left = os.lstat(first.socket)
     first.kill()
     lock = first.socket.with_name("rank.lock")
-    number = {"itself": first.pid, "somebody else": os.getpid(), "nobody": 2**22 + 1}[owner]
-    lock.write_text(f"{number}\n")
+    lock.write_text(f"{os.getpid()}\n")
     second = manage(model, rank={"socket_dir": first.settings.socket_dir})
     second.start()
     second.ready()
@@ -120,7 +118,7 @@ def test_a_link_is_no_folder_for_sockets(manage, model, socket_dir):
     assert f"{socket_dir}/real/CPU-0 is a symbolic link" in log
 
 
-@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give away files")
 def test_a_folder_of_somebody_else_is_refused(manage, model, socket_dir):
     os.chown(socket_dir, NOBODY, -1)
     log = refused(manage, model, socket_dir, 77)

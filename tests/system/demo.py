@@ -6,7 +6,8 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from itertools import pairwise
+from typing import Any, Self
 
 from bench.demo.model import make_model
 from tests.system import installed
@@ -93,9 +94,9 @@ class Engine:
     def longest_silence(self) -> float:
         """Seconds between one answer and the next, at most."""
         times = [answer["at"] for answer in self.answers()]
-        return max(later - before for before, later in zip(times, times[1:], strict=False))
+        return max(later - before for before, later in pairwise(times))
 
-    def __enter__(self) -> Engine:
+    def __enter__(self) -> Self:
         self._host.machine.systemctl("start", self.unit)
         return self
 

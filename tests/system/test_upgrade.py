@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 import preloadd
 from tests.system import demo
 from tests.system.conftest import Boot
-from tests.system.demo import A, B, Engine
+from tests.system.demo import A, B
 from tests.system.host import Host, rank
 
 ALL = (*A, *B)
@@ -83,23 +82,19 @@ def test_an_upgrade_of_units_adopts(serving: Host) -> None:
         serving.machine.systemctl("daemon-reload")
 
 
-def test_an_upgrade_of_the_code_adopts_while_an_engine_answers(serving: Host) -> None:
-    with Engine(serving, A) as engine:
-        engine.until_answered()
-        before, answering = serving.lives(ALL), engine.pid
-        install(serving, "9.9.9")
-        told = serving.ctl("version")
-        assert "installed: preloadd 9.9.9" in told.stdout
-        assert re.findall(r"\d+\.\d+\.\d+\S*", told.stdout)[1:] == [preloadd.__version__] * len(ALL)
-        assert "preloadctl restart" in told.stdout
-        assert serving.lives(ALL) == before
-        serving.machine.systemctl("restart", "preloadd.target")
-        assert_adopted(serving, before)
-        assert {serving.told_by(instance).version for instance in ALL} == {"9.9.9"}
-        assert "preloadctl restart" not in serving.ctl("version").stdout
-        engine.until_answered()
-        assert engine.pid == answering
-        assert {answer["answer"] for answer in engine.answers()} == {demo.ANSWER}
+def test_an_upgrade_of_the_code_adopts(serving: Host) -> None:
+    before = serving.lives(ALL)
+    install(serving, "9.9.9")
+    told = serving.ctl("version").stdout
+    assert re.findall(r"\d+\.\d+\.\d+\S*", told) == ["9.9.9", *[preloadd.__version__] * len(ALL)]
+    assert "`preloadctl restart a b`" in told
+    assert serving.lives(ALL) == before
+    serving.machine.systemctl("restart", "preloadd.target")
+    assert_adopted(serving, before)
+    assert {serving.told_by(instance).version for instance in ALL} == {"9.9.9"}
+    assert "preloadctl restart" not in serving.ctl("version").stdout
+    install(serving, preloadd.__version__)
+    serving.machine.systemctl("restart", "preloadd.target")
 
 
 def install(host: Host, version: str) -> None:
@@ -146,7 +141,7 @@ def weight_files(host: Host) -> set[int]:
             for fd in (process / "fd").iterdir():
                 if fd.readlink().name.startswith("memfd:preloadd-chunk"):
                     found.add(fd.stat().st_ino)
-        except FileNotFoundError:  # it has ended meanwhile
+        except (FileNotFoundError, PermissionError):  # it has ended, or is none of ours
             continue
     return found
 
@@ -155,9 +150,3 @@ def shmem() -> int:
     """Bytes of shared memory in use on this machine and all in it."""
     (found,) = re.findall(r"^Shmem:\s+(\d+) kB$", Path("/proc/meminfo").read_text(), re.MULTILINE)
     return int(found) * 1024
-
-
-def test_the_status_tells_that_weights_were_adopted(serving: Host) -> None:
-    serving.machine.systemctl("restart", "preloadd.target")
-    found = json.loads(serving.ctl("status", "--json").stdout)
-    assert {r["adopted"] for g in found["groups"] for r in g["ranks"]} == {True}

@@ -6,6 +6,10 @@ from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 
+import typer.main
+
+from preloadd.cli.app import app as preloadctl
+from preloadd.config.group import Restart
 from preloadd.config.run import RunOptions, flag
 from preloadd.engine.options import Options
 from preloadd.errors import EXIT_STATUS, ErrorCode
@@ -96,3 +100,44 @@ def test_operator_guide_tells_every_exit_code() -> None:
     told = rows("docs/operator-guide.md")
     starts = {code: rf"^\| {EXIT_STATUS[code]} \|[^|]*`{code}`" for code in ErrorCode}
     assert not [c for c, start in starts.items() if not re.search(start, told, re.MULTILINE)]
+
+
+def test_index_lists_every_page() -> None:
+    pages = set(ROOT.glob("docs/**/*.md")) - {ROOT / "docs/README.md"}
+    listed = {
+        (ROOT / "docs" / link.partition("#")[0]).resolve()
+        for link in links(ROOT / "docs/README.md")
+    }
+    assert not sorted(pages - listed)
+
+
+def test_commands_of_preloadctl_that_pages_name_are_there() -> None:
+    command = typer.main.get_command(preloadctl)
+    known = set(command.commands)  # type: ignore[attr-defined]
+    named = {
+        name
+        for page in PAGES
+        for name in re.findall(r"(?:^|`)preloadctl ([a-z]+)", page.read_text(), re.MULTILINE)
+    }
+    assert len(named) > 5
+    assert not sorted(named - known)
+
+
+def test_systemd_page_names_every_unit() -> None:
+    told = (ROOT / "docs/operators/systemd.md").read_text()
+    units = [*ROOT.glob("systemd/*.service"), *ROOT.glob("systemd/*.target")]
+    names = [
+        f"{name}@" if at else unit.name
+        for unit in units
+        for name, at, _ in [unit.name.partition("@")]
+    ]
+    assert len(names) > 5
+    assert not [name for name in names if name not in told]
+
+
+def test_systemd_page_tells_the_limit_of_restarts() -> None:
+    told = " ".join((ROOT / "docs/operators/systemd.md").read_text().split())
+    limit = Restart()
+    assert f"{limit.burst} times (`restart.burst`)" in told
+    assert f"{limit.interval_s:g} s (`restart.interval_s`)" in told
+    assert f"{limit.pause_s:g} s after it failed (`restart.pause_s`)" in told

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from preloadd.admin.doctor.interpreter import run
 from preloadd.admin.findings import Finding, fault, note, ok, warning
 from preloadd.admin.world import World
-from preloadd.config.files import Layers, group_files, host_files, read_all
+from preloadd.config.files import Key, Layers, group_files, host_files, read_all
 from preloadd.linux.room import room
 
 
@@ -26,21 +26,27 @@ class Raw:
     instances: tuple[str, ...] = ()
 
 
+_KEYS = {
+    "socket_dir": ("socket_dir",),
+    "state_dir": ("state_dir",),
+    "daemon_user": ("daemon_user",),
+    "host": ("supervisor", "host"),
+    "port": ("supervisor", "port"),
+}
+
+
 def read(world: World) -> Raw:
     """What can be read of the files; faults in them are told by `examine`."""
     layers = Layers()
-    for document in read_all(host_files(world.config_dir))[0]:
+    for document in read_all(host_files(world.config_dir).paths)[0]:
         layers.lay(str(document.path), document.table)
-    environ = world.daemon_environ()
-    found: dict[str, Any] = {}
-    for name in ("socket_dir", "state_dir", "daemon_user"):
-        value = environ.get(f"PRELOADD_{name.upper()}") or layers.values.get(name)
-        if isinstance(value, str) and value:
-            found[name] = value
-    supervisor = layers.values.get("supervisor")
-    if isinstance(supervisor, dict):
-        given = {"host": str, "port": int}
-        found |= {k: v for k, kind in given.items() if type(v := supervisor.get(k)) is kind}
+    environ, defaults = world.daemon_environ(), Raw()
+    said = {name: _said(key, environ, layers) for name, key in _KEYS.items()}
+    found: dict[str, Any] = {
+        name: value
+        for name, value in said.items()
+        if value and type(value) is type(getattr(defaults, name))
+    }
     return Raw(**found, instances=tuple(_instances(world)))
 
 
@@ -90,8 +96,18 @@ def _memory(models: list[dict[str, Any]], world: World) -> Iterator[Finding]:
         yield ok("memory", text)
 
 
+def _said(key: Key, environ: Mapping[str, str], layers: Layers) -> object:
+    """What environment or files say of `key`, as daemons take it; see `config.host`."""
+    if text := environ.get("PRELOADD_" + "_".join(key).upper()):
+        return int(text) if text.isdecimal() else text
+    value: object = layers.values
+    for name in key:
+        value = value.get(name) if isinstance(value, dict) else None
+    return value
+
+
 def _instances(world: World) -> Iterator[str]:
-    for document in read_all(group_files(world.config_dir))[0]:
+    for document in read_all(group_files(world.config_dir).paths)[0]:
         gpus = document.table.get("gpus")
         yield from (gpu for gpu in gpus if isinstance(gpu, str)) if isinstance(gpus, list) else ()
 

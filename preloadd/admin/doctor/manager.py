@@ -5,17 +5,18 @@ from __future__ import annotations
 import errno
 import http.client
 import json
+import os
 import re
 import resource
 import socket
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 
 from preloadd.admin.doctor.configuration import Raw
 from preloadd.admin.findings import Finding, fault, note, ok, warning
 from preloadd.admin.world import World
-from preloadd.errors import NoServiceManager, PreloadError
-from preloadd.linux.systemctl import Systemctl
+from preloadd.errors import ConfigError, NoServiceManager, PreloadError
+from preloadd.linux.systemctl import Systemctl, unit_name
 
 OLDEST = 252
 """The oldest systemd on which keeping and giving back of weights was tried."""
@@ -23,7 +24,10 @@ OLDEST = 252
 STORED = 130
 """Descriptors that one rank parks: 128 chunks, the manifest, the listener; and leases on top."""
 
+UNIT = "preloadd@.service"
 TEMPLATE = "preloadd@CPU-0.service"
+GENERATOR = "/usr/lib/systemd/system-generators/preloadd-generator"
+
 _ANSWER_S = 1.0
 
 
@@ -33,6 +37,7 @@ def examine(world: World, raw: Raw) -> Iterator[Finding]:
     try:
         yield _version(manager.version())
         yield from _unit(manager)
+        yield from _groups(manager, raw)
     except NoServiceManager as error:
         yield note("systemd", str(error), "run a group in the foreground: `preloadd run`")
         yield from _own_limit()
@@ -82,6 +87,26 @@ def _unit(manager: Systemctl) -> Iterator[Finding]:
         yield ok("open files", f"{files} for each rank")
 
 
+def _groups(manager: Systemctl, raw: Raw) -> Iterator[Finding]:
+    """Whether the generator has told systemd which ranks fail and come back together."""
+    lost = [instance for instance in raw.instances if not _is_grouped(manager, instance)]
+    if lost:
+        yield fault(
+            "groups",
+            f"systemd knows no group of {', '.join(lost)}: a failure would not take the group of "
+            "such a rank down and bring it back",
+            f"`systemctl daemon-reload`; if that is no help, `{GENERATOR} $(mktemp -d)` says why",
+        )
+
+
+def _is_grouped(manager: Systemctl, instance: str) -> bool:
+    try:
+        unit = unit_name(UNIT, instance)
+    except ConfigError:
+        return True  # it is no instance at all, which the configuration's faults tell
+    return bool(manager.properties(unit, ["PartOf"]).get("PartOf"))
+
+
 def _own_limit() -> Iterator[Finding]:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < 2048:
@@ -94,20 +119,36 @@ def _own_limit() -> Iterator[Finding]:
 
 def _port(raw: Raw) -> Iterator[Finding]:
     """Whether the supervisor has its port, or could have it."""
-    place = f"{raw.host}:{raw.port}"
-    try:
-        socket.create_server((raw.host, raw.port)).close()
-    except (OSError, OverflowError) as error:
-        if getattr(error, "errno", None) == errno.EADDRINUSE and _is_supervisor(raw):
-            yield ok("supervisor", f"answers on {place}")
-            return
+    place = f"[{raw.host}]:{raw.port}" if ":" in raw.host else f"{raw.host}:{raw.port}"
+    if _is_supervisor(raw):
+        yield ok("supervisor", f"answers on {place}")
+    elif why := _taken(raw):
         yield fault(
             "supervisor",
-            f"cannot listen on {place}: {getattr(error, 'strerror', None) or error}",
-            "end the program that has the port (`ss -ltnp`), or set supervisor.port to another",
+            f"cannot listen on {place}: {why}",
+            "end the program that has the port (`ss -ltnp`), or set supervisor.host and .port to "
+            "an address of this host",
         )
     else:
         yield ok("supervisor", f"does not run; {place} is free")
+
+
+def _taken(raw: Raw) -> str:
+    """Why the supervisor could not have its port, which is not taken from it meanwhile."""
+    try:
+        found = socket.getaddrinfo(raw.host, raw.port, type=socket.SOCK_STREAM)
+        family, kind, _, _, address = found[0]
+        with suppress(OSError), socket.socket(family, kind) as asking:
+            asking.settimeout(_ANSWER_S)
+            asking.connect(address)
+            return os.strerror(errno.EADDRINUSE)
+        with socket.socket(family, kind) as trying:
+            # As a server does, so that one can be started at this very moment.
+            trying.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            trying.bind(address)
+    except (OSError, OverflowError) as error:
+        return getattr(error, "strerror", None) or str(error)
+    return ""
 
 
 def _is_supervisor(raw: Raw) -> bool:
@@ -115,7 +156,7 @@ def _is_supervisor(raw: Raw) -> bool:
         try:
             asked.request("GET", "/livez")
             answer = json.loads(asked.getresponse().read(1 << 16))
-        except (OSError, ValueError, http.client.HTTPException):
+        except (OSError, OverflowError, ValueError, http.client.HTTPException):
             return False
     return isinstance(answer, dict) and "alive" in answer
 

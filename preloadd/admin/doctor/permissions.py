@@ -10,6 +10,7 @@ from pathlib import Path
 
 from preloadd.admin.doctor.configuration import Raw
 from preloadd.admin.findings import Finding, fault, note, ok
+from preloadd.admin.service import service
 from preloadd.admin.world import World
 from preloadd.config.files import group_files, host_files
 
@@ -28,13 +29,11 @@ def examine(world: World, raw: Raw) -> Iterator[Finding]:
         )
         daemon = None
     trusted = {0} if daemon is None else {0, daemon}
-    config = [world.config_dir, *host_files(world.config_dir), *group_files(world.config_dir)]
-    yield from _all_well("permissions", config, [*_config(config)])
-    state = Path(raw.state_dir)
-    if state.is_dir():
-        yield from _all_well("state", [state], [*_state(state, trusted)])
-    else:
-        yield note("state", f"{state} is not there yet: the first daemon makes it")
+    host, groups = host_files(world.config_dir), group_files(world.config_dir)
+    config = [world.config_dir, *host.paths, *groups.paths]
+    wrong = [*_config(config), *_closed(world, raw.daemon_user)]
+    yield from _all_well("permissions", config, wrong)
+    yield from _state(Path(raw.state_dir), trusted, raw.daemon_user)
 
 
 def _all_well(subject: str, paths: list[Path], wrong: list[Finding]) -> Iterator[Finding]:
@@ -60,20 +59,39 @@ def _config(paths: list[Path]) -> Iterator[Finding]:
                 f"{path} belongs to user {found.st_uid}, who decides what daemons load",
                 f"chown root {path}",
             )
-        needed = stat.S_IROTH | (stat.S_IXOTH if stat.S_ISDIR(found.st_mode) else 0)
-        if needed & ~found.st_mode and found.st_gid == 0:
-            yield fault(
-                "permissions",
-                f"{path} cannot be read by daemons (mode {stat.S_IMODE(found.st_mode):04o})",
-                f"chmod a+rX {path}",
-            )
 
 
-def _state(folder: Path, trusted: set[int]) -> Iterator[Finding]:
-    yield from _writable("state", folder, folder.stat())
-    if folder.stat().st_uid not in trusted:
-        owner = folder.stat().st_uid
-        yield fault("state", f"{folder} belongs to user {owner}", f"chown preloadd: {folder}")
+def _closed(world: World, user: str) -> Iterator[Finding]:
+    """What daemons cannot read, tried as their user."""
+    trial = service(user, world.environ)
+    if trial.stands_in:
+        yield note("permissions", f"whether {user} can read it was not tried", "run this as root")
+        return
+    for one in trial.closed_files(world.config_dir):
+        what = one.text.partition(" (")[0]
+        yield fault(
+            "permissions",
+            f"{one.origin} cannot be read by daemons: {what}",
+            f"chmod a+rX {one.origin}",
+        )
+
+
+def _state(folder: Path, trusted: set[int], user: str) -> Iterator[Finding]:
+    try:
+        found = folder.stat()
+    except FileNotFoundError:
+        yield note("state", f"{folder} is not there yet: the first daemon makes it")
+    except OSError as error:
+        yield note("state", f"{folder}: {error.strerror}", "run this as root")
+    else:
+        wrong = [*_writable("state", folder, found)]
+        if found.st_uid not in trusted:
+            text = f"{folder} belongs to user {found.st_uid}"
+            wrong.append(fault("state", text, f"chown {user}: {folder}"))
+        yield from _all_well("state", [folder], [*wrong, *_secrets(folder)])
+
+
+def _secrets(folder: Path) -> Iterator[Finding]:
     for name in SECRETS:
         path = folder / name
         try:

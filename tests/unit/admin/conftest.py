@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pwd
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -12,6 +13,8 @@ import pytest
 
 from preloadd.admin.world import World
 from preloadd.domain.settings import RUNNING, ModelSettings, RankSettings, Running
+from preloadd.errors import PreloadError
+from preloadd.weights.checkpoint import identities_of
 from tests.checkpoints import llama
 
 ME = pwd.getpwuid(os.geteuid()).pw_name
@@ -56,19 +59,23 @@ class Host:
         """Write a group that serves the model."""
         return self.write(f"groups.d/{name}.toml", f'model = "{self.model}"\ngpus = {gpus}\n{more}')
 
-    def running(self, instance: str = "CPU-0", *, version: str = "0", **model: object) -> Path:
-        """Leave what a rank of group `a` leaves while it runs."""
+    def running(
+        self, instance: str = "CPU-0", *, group: str = "a", version: str = "0", **model: object
+    ) -> Path:
+        """Leave what a rank leaves while it runs."""
         folder = self.root / "run/preloadd" / instance
         folder.mkdir(parents=True)
         settings = RankSettings(
-            "a",
+            group,
             instance,
             f"{self.root}/s",
             derived=False,
             model=ModelSettings(path=str(model.pop("path", self.model)), name="m", **model),
         )
-        path = folder / RUNNING
-        path.write_bytes(msgspec.json.encode(Running(version, 1, settings)))
+        path, files = folder / RUNNING, ()
+        with suppress(PreloadError):
+            files = tuple(identities_of(Path(settings.model.path)))
+        path.write_bytes(msgspec.json.encode(Running(version, 1, settings, files=files)))
         return path
 
     def gpus(self, *uuids: str) -> None:

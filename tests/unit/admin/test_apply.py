@@ -58,6 +58,27 @@ def test_checkpoint_that_is_gone_counts_as_another(host):
     assert len(plan(host.world).drops) == 1
 
 
+def test_checkpoint_that_was_replaced_in_its_place_drops_weights(host):
+    host.group()
+    host.running()
+    path = host.model / "config.json"
+    path.write_text(path.read_text())
+    (drop,) = plan(host.world).drops
+    assert f"the files in {host.model} are others than those that were loaded" in str(drop)
+
+
+def test_what_no_group_has_any_more_is_told_with_how_to_stop_it(host):
+    host.group("b")
+    host.running("CPU-0")
+    host.running("CPU-1", group="b")
+    assert plan(host.world).news == (
+        "b: has other ranks now: `systemctl restart preloadd-group@b.target`",
+        "CPU-1: runs in no group any more: `systemctl stop preloadd@CPU-1.service`",
+        "a: is no group any more, and active all the same: "
+        "`systemctl stop preloadd-group@a.target preloadd-gate@a.service`",
+    )
+
+
 def test_group_with_other_ranks_is_told(host):
     host.group(gpus='["CPU-0", "CPU-1"]', more="[parallel]\npipeline_parallel_size = 2\n")
     host.running()
@@ -66,11 +87,15 @@ def test_group_with_other_ranks_is_told(host):
     assert "parallel: was" in str(todo.drops[0])
 
 
-def test_what_no_rank_wrote_is_passed_over(host):
+def test_what_no_rank_wrote_is_not_taken_for_nothing(host):
     host.group()
     host.running("CPU-1").write_text("{}")
-    host.running("CPU-2").rename(host.root / "run/preloadd/CPU-1/running.json")
-    assert plan(host.world).drops == ()
+    host.running("CPU-2").rename(host.root / "run/preloadd/CPU-2/elsewhere")
+    host.running("CPU-3").rename(host.root / "run/preloadd/CPU-2/running.json")
+    todo = plan(host.world)
+    assert todo.drops == ()
+    assert [line.split(":")[0] for line in todo.unseen] == ["CPU-1", "CPU-2"]
+    assert "CPU-2/running.json: it is that of CPU-3 (run this as root)" in todo.unseen[1]
 
 
 def test_faults_are_told_all_at_once(host):

@@ -6,6 +6,7 @@ import pytest
 from preloadd.admin.check import Report, check
 from preloadd.admin.report import as_json, complaints, summary
 from preloadd.config.host import survey
+from tests.unit.admin.conftest import ME
 
 
 def look(host) -> Report:
@@ -127,6 +128,63 @@ def test_path_of_a_socket_that_is_too_long(host):
     )
     host.group()
     assert any("socket_dir" in fault and "107" in fault for fault in faults(host))
+
+
+@pytest.fixture
+def systemctl(host):
+    """Makes systemd run ranks as some user."""
+    folder = host.root / "bin"
+    folder.mkdir()
+    host.environ["PATH"] = f"{folder}:{host.environ['PATH']}"
+
+    def make(state, user):
+        tool = folder / "systemctl"
+        tool.write_text(f"#!/bin/sh\nprintf 'LoadState={state}\\nUser={user}\\n'\n")
+        tool.chmod(0o755)
+
+    return make
+
+
+def test_user_of_the_configuration_is_that_of_the_units(host, systemctl):
+    systemctl("loaded", ME)
+    assert faults(host) == []
+    systemctl("not-found", "")
+    assert faults(host) == []
+    systemctl("loaded", "preloadd")
+    (fault,) = faults(host)
+    assert fault.startswith(
+        f"preloadd.toml: daemon_user: is {ME!r}, but systemd runs daemons as 'preloadd' (make it "
+    )
+
+
+def test_variables_that_say_nothing_are_noted(host):
+    path = host.root / "etc/default/preloadd"
+    known = f"PRELOADD_PYTHON={sys.executable}\nPRELOADD_SUPERVISOR_PORT=1\nHF_HOME=/x\n"
+    path.write_text(known)
+    assert look(host).notes == ()
+    path.write_text(f"{known}PRELOADD_LOGLEVEL=debug\nPRELOADD_X=1\n")
+    assert look(host).notes == (
+        f"{path}: PRELOADD_LOGLEVEL is no variable of preloadd (did you mean PRELOADD_LOG_LEVEL?)",
+        f"{path}: PRELOADD_X is no variable of preloadd",
+    )
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can try things as another user")
+def test_files_that_the_service_cannot_read(host):
+    host.write(
+        "preloadd.toml",
+        f'daemon_user = "nobody"\nsocket_dir = "{host.root}/s"\nstate_dir = "/var/lib/x"\n',
+    )
+    host.config.chmod(0o700)
+    found = [fault for fault in look(host).faults if not fault.key]
+    assert [(fault.origin, fault.text) for fault in found] == [
+        (
+            str(host.config),
+            "as user nobody: Permission denied (make it readable for this user)",
+        )
+    ]
+    assert os.geteuid() == 0
 
 
 @pytest.mark.root

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from preloadd.admin.__main__ import main
+from preloadd.admin.world import World
 
 ROOT = Path(__file__).parents[3]
 
@@ -65,13 +66,19 @@ def systemctl(host):
     return host.root / "asked"
 
 
+def asked(log):
+    """What systemd was told to do."""
+    lines = log.read_text().splitlines() if log.exists() else []
+    return [line for line in lines if " show " not in line]
+
+
 @pytest.mark.slow
 def test_apply_tells_systemd_of_the_groups_and_what_is_to_be_done(host, systemctl):
     host.group()
     done = run(host, "config", "apply", "--dry-run")
     assert done.returncode == 0
     assert "nothing was changed" in done.stdout
-    assert not systemctl.exists()
+    assert not asked(systemctl)
     done = run(host, "config", "apply")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("applied\na: does not run")
@@ -85,12 +92,73 @@ def test_apply_that_would_drop_weights_needs_force(host, systemctl, capsys):
     told = capsys.readouterr().err
     assert "a: CPU-0 would drop its weights: digest" in told
     assert "--force" in told
-    assert not systemctl.exists()
+    assert not asked(systemctl)
     assert main(["config", "apply", "--dry-run"], host.world) == 0
-    assert not systemctl.exists()
+    assert not asked(systemctl)
     assert main(["config", "apply", "--force"], host.world) == 0
     assert "would drop" in capsys.readouterr().err
-    assert systemctl.exists()
+    assert asked(systemctl)
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_apply_does_not_take_what_it_may_not_see_for_nothing(host, systemctl, capsys):
+    host.group(more='digest = "full"')
+    host.running().parent.chmod(0o700)
+    os.seteuid(65534)
+    try:
+        assert main(["config", "apply", "--dry-run"], host.world) == 0
+        told = capsys.readouterr().err
+        assert main(["config", "apply"], host.world) == 78
+    finally:
+        os.seteuid(0)
+    assert "CPU-0: whether it would drop its weights is not known: " in told
+    assert "running.json: Permission denied (run this as root)" in told
+    assert "--force" in capsys.readouterr().err
+    assert not asked(systemctl)
+
+
+@pytest.mark.parametrize("written", ["0", "0s", "0d", ""])
+def test_a_token_that_is_over_at_once_is_not_made(host, capsys, written):
+    assert main(["token", "create", "m", "--expires", written], host.world) == 78
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "--expires: " in err
+    assert not (host.root / "state/tokens.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "told"),
+    [
+        (PermissionError(13, "Permission denied", "/etc/x"), 77, "/etc/x': run this as root"),
+        (OSError(5, "Input/output error"), 74, "Input/output error"),
+        (KeyboardInterrupt(), 130, ""),
+    ],
+)
+def test_what_goes_wrong_is_told_without_a_traceback(
+    host, monkeypatch, capsys, error, status, told
+):
+    class Bad(World):
+        def daemon_environ(self):
+            raise error
+
+    monkeypatch.setattr(os, "dup2", lambda *_: None)  # standard output is pytest's
+    assert main(["config", "show"], Bad(host.environ, host.root)) == status
+    assert told in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_output_that_is_full_is_told(host):
+    host.group()
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "preloadd.admin", "config", "show"],
+            env={**host.environ, "PYTHONPATH": str(ROOT)},
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert (done.returncode, done.stderr) == (74, "[Errno 28] No space left on device\n")
 
 
 def test_errors_become_exit_statuses(host, capsys):

@@ -50,6 +50,9 @@ def test_running_ranks_are_found_and_links_are_not_followed(host, tmp_path):
     link.unlink()
     link.symlink_to(host.root / "run/preloadd/CPU-0/running.json")
     host.running("CPU-2").write_text("[]")
+    (host.root / "run/preloadd/CPU-3").mkdir()
+    (host.root / "run/preloadd/file").touch()
+    assert [path.parent.name for path in host.world.records()] == ["CPU-0", "CPU-1", "CPU-2"]
     assert [path.parent.name for path, _ in host.world.running()] == ["CPU-0", "CPU-2"]
     assert host.world.running_versions() == {"CPU-0": "1.2"}
 

@@ -1,14 +1,15 @@
 import os
 import time
+from dataclasses import fields
 
 import pytest
 
-from preloadd.cli.overview import Condition
+from preloadd.cli.overview import Condition, Rank
 from preloadd.cli.ranks import ask_all, folders, in_parallel, places, request
 from preloadd.domain.lifecycle import State
 from preloadd.errors import ConfigError
 from preloadd.linux.locks import Lock
-from preloadd.protocol.messages import Done, Release
+from preloadd.protocol.messages import Done, Release, StatusTold
 
 GPU = "GPU-53b1d48b-de77-970d-5f91-576155feee6c"
 
@@ -47,6 +48,24 @@ def test_conditions(ranks, socket_dir):
     ]
     assert seen["CPU-1"].detail == f"process {os.getpid()} does not answer within 0.2 s"
     assert seen["CPU-3"].detail == "its socket answers as CPU-9"
+
+
+def test_what_a_rank_tells_is_kept(ranks, socket_dir):
+    told = {"pid": 7, "version": "1", "model": "m", "backend": "host", "builder": "native"}
+    sizes = {"tensors": 2, "tensor_bytes": 3, "arena_bytes": 4, "done": 5, "total": 6}
+    rest = {"generation": "a" * 32, "adopted": True, "uptime_s": 1.0, "ready_s": 2.0, "detail": "d"}
+    shown = told | sizes | rest | {"counters": {"loads": 1}, "key": {"dtype": "bf16"}}
+    ranks.serve("CPU-0").become(**shown, lease_count=9)
+    (rank,) = ask_all(places([socket_dir]), timeout=2)
+    assert {name: getattr(rank, name) for name in shown} == shown
+    assert (rank.lease_count, rank.group, rank.socket) == (
+        9, "smol", str(socket_dir / "CPU-0" / "rank.sock"),
+    )  # fmt: skip
+
+
+def test_nothing_that_is_told_is_left_out_unawares():
+    left = set(StatusTold.__struct_fields__) - {field.name for field in fields(Rank)}
+    assert left == {"device", "role", "state", "chunks"}
 
 
 def test_what_answers_nonsense_is_unclear(ranks, socket_dir):

@@ -31,6 +31,12 @@ def test_asks_for_groups_that_are_wanted_and_ranks_that_are_loaded(systemd, mana
     assert sorted(found.ranks) == ["CPU-1", "CPU-3", "CPU-9"]
 
 
+def test_the_target_that_a_renamed_group_left_behind_is_no_group(systemd, managed):
+    managed("new", "CPU-0")
+    systemd.unit("preloadd-group@old.target", "active", "active", Requires="")
+    assert set(ask(Systemctl(systemd.environ)).groups) == {"new"}
+
+
 def test_a_rank_that_answers_says_best_how_it_is():
     merged = one(TOLD, replace(UNIT, restarts=2, status="serving"))
     assert (merged.condition, merged.unit, merged.restarts) == (Condition.SERVING, UNIT.name, 2)
@@ -66,6 +72,11 @@ def test_a_rank_started_by_hand_is_not_the_units():
             {"active": "failed", "result": "start-limit-hit"},
             Condition.FAILED,
             "systemd gave up (",
+        ),
+        (
+            {"active": "failed", "status": "serving m (adopted)", "result": "start-limit-hit"},
+            Condition.FAILED,
+            "systemd gave up (start-limit-hit)",
         ),
         (
             {"active": "failed", "status": "failed: no room", "result": "exit-code"},

@@ -2,18 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preloadd.cli.words import duration, harmless, percent, size
-
-
-@pytest.mark.parametrize(
-    ("nbytes", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (5 << 40, "5.0 TiB")]
-)
-def test_size(nbytes, text):
-    assert size(nbytes) == text
-
-
-def test_percent_is_complete_only_when_all_is_done():
-    assert [percent(999, 1000), percent(1000, 1000), percent(5, 0)] == ["99%", "100%", ""]
+from preloadd.cli.words import duration, harmless
 
 
 @pytest.mark.parametrize(

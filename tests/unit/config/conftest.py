@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import pwd
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -25,3 +28,21 @@ def write(tmp_path: Path) -> Write:
         return folder
 
     return write
+
+
+@pytest.fixture
+def nobody() -> Callable[[], AbstractContextManager[None]]:
+    """Makes this process, which is root's, that of another user for a while."""
+
+    @contextmanager
+    def nobody() -> Iterator[None]:
+        groups = os.getgroups()
+        os.setgroups([])
+        os.seteuid(pwd.getpwnam("nobody").pw_uid)
+        try:
+            yield
+        finally:
+            os.seteuid(0)
+            os.setgroups(groups)
+
+    return nobody

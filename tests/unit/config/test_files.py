@@ -10,13 +10,16 @@ from preloadd.config.files import (
     Fault,
     Layers,
     config_dir,
+    folder_faults,
     group_files,
     host_files,
     parse,
     read,
     read_all,
     spelled,
+    unreadable,
 )
+from preloadd.config.host import survey
 
 
 def fault(path) -> str:
@@ -71,10 +74,47 @@ def test_files_are_found_in_order_without_what_editors_leave(tmp_path):
     for name in ("20.toml", "10.toml", ".10.toml", "10.toml~", "notes.txt"):
         (tmp_path / "preloadd.toml.d" / name).touch()
     (tmp_path / "groups.d" / "a.toml").touch()
-    assert [path.name for path in host_files(tmp_path)] == ["10.toml", "20.toml"]
+    assert [path.name for path in host_files(tmp_path).paths] == ["10.toml", "20.toml"]
     (tmp_path / "preloadd.toml").touch()
-    assert host_files(tmp_path)[0].name == "preloadd.toml"
-    assert [path.name for path in group_files(tmp_path)] == ["a.toml"]
+    assert host_files(tmp_path).paths[0].name == "preloadd.toml"
+    assert [path.name for path in group_files(tmp_path).paths] == ["a.toml"]
+    assert host_files(tmp_path).faults == unreadable(tmp_path) == []
+
+
+def test_folder_that_is_none_is_a_fault_and_one_that_is_not_there_is_not(tmp_path):
+    assert group_files(tmp_path) == ([], [])
+    (tmp_path / "groups.d").touch()
+    assert "is no folder" in str(group_files(tmp_path).faults)
+    assert "there is no such folder" in str(folder_faults(tmp_path / "none"))
+    assert "there is no such folder" in str(folder_faults(tmp_path / "groups.d/x"))
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@pytest.mark.parametrize(
+    ("closed", "told"),
+    [
+        (".", ["."]),
+        ("groups.d", ["groups.d"]),
+        ("preloadd.toml.d", ["preloadd.toml.d"]),
+        ("preloadd.toml", ["preloadd.toml"]),
+        ("groups.d/a.toml", ["groups.d/a.toml"]),
+    ],
+)
+def test_what_is_closed_to_this_user_is_a_fault_and_no_error(socket_dir, nobody, closed, told):
+    socket_dir.chmod(0o755)
+    folder = socket_dir / "etc"
+    for name in ("preloadd.toml.d", "groups.d"):
+        (folder / name).mkdir(parents=True)
+    for name in ("preloadd.toml", "groups.d/a.toml"):
+        (folder / name).touch()
+    (folder / closed).chmod(0)
+    with nobody():
+        faults = unreadable(folder)
+        survey(folder, {})
+    assert [str(fault) for fault in faults] == [
+        f"{folder / name}: Permission denied (make it readable for this user)" for name in told
+    ]
 
 
 def test_one_bad_file_does_not_hide_the_others(tmp_path):

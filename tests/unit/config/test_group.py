@@ -128,7 +128,8 @@ def test_everything_that_can_be_said():
         ('[access]\nusers = [" "]', "access.users[0]", "must be text on one line"),
         ("[restart]\nburst = 0", "restart.burst", "must be at least 1"),
         ("[restart]\nburst = 1.5", "restart.burst", "must be a whole number"),
-        ("[restart]\ninterval_s = 0", "restart.interval_s", "must be more than 0"),
+        ("[restart]\ninterval_s = 0", "restart.interval_s", "must be at least 1"),
+        ("[restart]\ninterval_s = 0.0001", "restart.interval_s", "must be at least 1"),
         ("[restart]\npause_s = nan", "restart.pause_s", "finite"),
         ("[restart]\npause_s = 1e9", "restart.pause_s", "must be at most 86400"),
         (

@@ -1,3 +1,4 @@
+import json
 import os
 import subprocess
 import sys
@@ -83,7 +84,15 @@ def test_folder_that_others_can_write_is_refused(state):
         "[]",
         '{"version": 1}',
         '{"version": 1, "tokens": [{"name": "n"}]}',
-        '{"version": 1, "tokens": [{"name":"n","salt":"zz","digest":"","created":1}]}',
+        *(
+            json.dumps({"version": 1, "tokens": [{"name": "n", "created": 1, **hashed}]})
+            for hashed in (
+                {"salt": "zz", "digest": ""},
+                {"salt": "00" * 17, "digest": "00" * 32},
+                {"salt": "00" * 16, "digest": "00" * 31},
+                {"salt": "00" * 15 + " 0 0", "digest": "00" * 32},
+            )
+        ),
     ],
 )
 def test_damaged_file_is_told(state, text):

@@ -34,6 +34,8 @@ def test_who_may_attach_and_who_may_operate(policy, who, attach, operate):
         (OWN, None, 0o700, 0o600),
         (GROUPS, 50, 0o750, 0o660),
         (USERS, None, 0o711, 0o666),
+        (Policy(owner=1000, gids=frozenset({50}), may_give=False), None, 0o711, 0o666),
+        (Policy(owner=1000, may_give=False), None, 0o700, 0o600),
         (Policy(owner=1000, gids=frozenset({50, 51})), None, 0o711, 0o666),
         (Policy(owner=1000, uids=frozenset({2000}), gids=frozenset({50})), None, 0o711, 0o666),
     ],

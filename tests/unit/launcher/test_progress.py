@@ -13,7 +13,6 @@ from preloadd.launcher.progress import (
     Terminal,
     make_display,
     parse_report,
-    size,
 )
 
 
@@ -41,21 +40,6 @@ def test_reports_are_parsed_or_ignored(text, report):
 @given(st.text())
 def test_parsing_never_fails(text):
     parse_report(text)
-
-
-@pytest.mark.parametrize(
-    ("nbytes", "text"),
-    [
-        (0, "0 B"),
-        (1023, "1023 B"),
-        (1024, "1.0 KiB"),
-        (1536 << 20, "1.5 GiB"),
-        (2 << 40, "2.0 TiB"),
-        (4 << 50, "4096.0 TiB"),
-    ],
-)
-def test_sizes_are_for_people(nbytes, text):
-    assert size(nbytes) == text
 
 
 def lines(*reports: tuple[str, str, int, int, float]) -> list[str]:

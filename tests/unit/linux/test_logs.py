@@ -230,19 +230,55 @@ def test_a_restarted_journal_is_found_again(
     again.close()
 
 
-def test_a_journal_that_hangs_costs_a_moment_and_no_line(
-    root_logger: logging.Logger, journal: Journal, monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    monkeypatch.setattr("preloadd.linux.logs.SEND_TIMEOUT", 0.05)
-    handler = JournalHandler(journal.path, "x", {})
-    root_logger.addHandler(handler)
+def test_a_journal_that_hangs_is_not_waited_for_and_told_what_it_lost(
+    root_logger: logging.Logger, journal: Journal, capfd: pytest.CaptureFixture[str]
+) -> None:
+    root_logger.addHandler(JournalHandler(journal.path, "x", {}))
+    began = time.monotonic()
     for n in range(1000):
         log.error("line %d", n)
-        if f"line {n}" in capfd.readouterr().err:
-            break
-    else:
-        pytest.fail("the queue of the socket never filled up")
+    assert time.monotonic() - began < 0.5
+    assert capfd.readouterr().err == ""
+    taken = len(entries(journal))
+    assert 0 < taken < 1000
+    log.error("awake")
+    notice, awake = entries(journal)
+    assert notice["MESSAGE"].startswith(f"{1000 - taken} entries before this one are lost")
+    assert (notice["PRIORITY"], notice["SYSLOG_IDENTIFIER"]) == ("4", "x")
+    assert awake["MESSAGE"] == "awake"
+    log.error("again")
+    assert [entry["MESSAGE"] for entry in entries(journal)] == ["again"]
+
+
+def entries(journal: Journal) -> list[dict[str, str]]:
+    """All entries that are there."""
+    found = []
+    with suppress(BlockingIOError):
+        while True:
+            found.append(journal.entry())
+    return found
+
+
+def test_a_full_standard_error_is_not_waited_for_either(
+    root_logger: logging.Logger, journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, theirs = socket.socketpair()
+    ours.settimeout(5)
+    with ours, theirs, ours.makefile("w", buffering=1) as stderr:
+        monkeypatch.setattr(sys, "stderr", stderr)
+        root_logger.addHandler(JournalHandler(NOBODY, "x", {}))
+        began = time.monotonic()
+        for n in range(5000):
+            log.error("line %d", n)
+        assert time.monotonic() - began < 2
+        theirs.setblocking(False)
+        read = b""
+        with suppress(BlockingIOError):
+            while True:
+                read += theirs.recv(1 << 20)
+    lines = read.decode().splitlines()
+    assert 0 < len(lines) < 5000
+    assert lines[-1] == f"<3>preloadd.test: line {len(lines) - 1}"
 
 
 def test_the_last_words_are_taken_before_the_process_ends(

@@ -164,11 +164,20 @@ def test_without_the_right_the_remedy_is_told(stand_in, systemctl, answer):
 
 
 def test_any_other_failure_comes_with_the_words_of_systemctl(stand_in, systemctl):
-    stand_in.set(answers={"reset-failed": (1, "Unit a.service not loaded.\n")})
+    stand_in.set(answers={"reset-failed": (1, "Unit a.service is masked.\n")})
     with pytest.raises(
-        ServiceManagerError, match=r"reset-failed.*\(1\): Unit a.service not loaded"
+        ServiceManagerError, match=r"reset-failed.*\(1\): Unit a.service is masked"
     ):
         systemctl.reset_failed(["a.service"])
+
+
+def test_of_units_that_are_not_loaded_there_is_nothing_to_forget(stand_in, systemctl):
+    said = "Failed to reset failed state of unit a.service: Unit a.service not loaded.\n"
+    stand_in.set(answers={"reset-failed": (1, said * 2)})
+    systemctl.reset_failed(["a.service", "b.service"])
+    stand_in.set(answers={"reset-failed": (1, f"{said}Connection timed out\n")})
+    with pytest.raises(ServiceManagerError, match="Connection timed out"):
+        systemctl.reset_failed(["a.service", "b.service"])
 
 
 def test_a_manager_that_hangs_is_told_as_such(stand_in):

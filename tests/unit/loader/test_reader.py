@@ -88,7 +88,9 @@ def test_a_disk_error_names_file_and_place_and_stops_every_thread(shard):
     try:
         bad = OpenFile(Path("bad.safetensors"), fd)
         wanted = [Piece(0, 0, 1000, 1, 1000, 0), Piece(1, 0, 1000, 1, 1000, 1000)]
-        with pytest.raises(ReadFailed, match=r"bad\.safetensors: Input/output error: check the disk"):
+        with pytest.raises(
+            ReadFailed, match=r"bad\.safetensors: Input/output error: check the disk"
+        ):
             read([shard, bad], wanted, memoryview(bytearray(2000)), threads=2, done=lambda _: None)
     finally:
         os.close(fd)

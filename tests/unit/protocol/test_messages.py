@@ -1,5 +1,6 @@
 import json
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
@@ -51,3 +52,17 @@ def test_the_example_is_what_would_be_sent():
         assert {name: getattr(message, name) for name in told} == {
             name: tuple(value) if isinstance(value, list) else value for name, value in told.items()
         }
+
+
+def test_what_is_told_is_shared_by_name():
+    @dataclass
+    class Kept:
+        pid: int
+        state: State
+        other: str
+
+    told = m.StatusTold(
+        group="g", instance="CPU-0", device="CPU-0", role="target", pid=7, version="0",
+        state=State.FAILED,
+    )  # fmt: skip
+    assert told.shared_with(Kept) == {"pid": 7, "state": State.FAILED}

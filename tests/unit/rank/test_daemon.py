@@ -156,6 +156,7 @@ async def test_a_parked_listener_is_used_as_it_is(daemon, notifier, make, parked
 
 
 def elsewhere(path: Path) -> OwnedFd:
+    listening(path).close()
     return listening(path.parents[1] / "another.sock")
 
 

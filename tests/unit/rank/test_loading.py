@@ -61,8 +61,10 @@ def load(tmp_path, settings, make):
         argv = [sys.executable, "-c", PROLOGUE + script]
         limits = Deadlines(**{"silence": 10.0, "stop": 0.4, **deadlines})
         chosen = replace(settings, deadlines=limits)
-        generations.append(await Loader(argv, environ, HostKeeper()).load(chosen, told))
-        return generations[-1]
+        loader = Loader(argv, environ, HostKeeper(), on_loaded=generations.append)
+        generation = await loader.load(chosen, told)
+        assert generations[-1] is generation
+        return generation
 
     yield load
     for generation in generations:
@@ -191,8 +193,10 @@ open({str(tmp_path / "pids")!r}, "w").write(f"{{os.getpid()}} {{pid}}")
 say(m.Progress(phase="stubborn"))
 time.sleep(60)
 """
+    since = time.monotonic()
     with pytest.raises(LoaderFailed, match="while stubborn"):
         await load(script, silence=1.0)
+    assert time.monotonic() - since < 30
     for pid in map(int, (tmp_path / "pids").read_text().split()):
         assert not alive(pid)
 
@@ -236,7 +240,7 @@ time.sleep(60)
 
 async def test_a_command_that_is_not_there_is_said(settings):
     loader = Loader(["/nonexistent/python"], os.environ, HostKeeper())
-    with pytest.raises(LoaderFailed, match="ended with 127") as failed:
+    with pytest.raises(LoaderFailed, match="/nonexistent/python cannot be started") as failed:
         await loader.load(settings, lambda _: None)
     assert failed.value.exit_status == 127
 

@@ -1,4 +1,7 @@
+import dataclasses
 import os
+import pwd
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -7,24 +10,38 @@ import msgspec
 import pytest
 
 import preloadd
-from preloadd.domain.settings import RUNNING, ModelSettings, RankSettings, Running
-from preloadd.errors import ConfigError, ModelNotFound
+from preloadd.domain.access import Policy
+from preloadd.domain.files import FileIdentity
+from preloadd.domain.settings import RUNNING, Access, ModelSettings, RankSettings, Running
+from preloadd.errors import ConfigError, InsecurePath, ModelNotFound
 from preloadd.linux.memfd import sealed_bytes
-from preloadd.rank.orders import orders, remember
+from preloadd.rank.orders import Orders, orders, remember
+from preloadd.weights.checkpoint import identities_of
+from tests.checkpoints import llama
 
 SETTINGS = RankSettings(
     "g", "CPU-0", "/run/preloadd", derived=True, model=ModelSettings(path="/m", name="m")
 )
+MINE = Policy(os.geteuid())
 
 
 @pytest.fixture
-def folder(tmp_path):
+def folder(socket_dir):
     """A configuration in which group `a` has CPU-0, and a model that is there."""
-    (tmp_path / "etc/groups.d").mkdir(parents=True)
-    (tmp_path / "run").mkdir()
-    (tmp_path / "model").mkdir()
-    (tmp_path / "etc/groups.d/a.toml").write_text(f'model = "{tmp_path}/model"\ngpus = ["CPU-0"]\n')
-    return tmp_path
+    (socket_dir / "etc/groups.d").mkdir(parents=True)
+    (socket_dir / "run").mkdir()
+    (socket_dir / "s").mkdir(mode=0o755)
+    llama(socket_dir / "model")
+    (socket_dir / "etc/preloadd.toml").write_text(f'socket_dir = "{socket_dir}/s"\n')
+    group(socket_dir)
+    return socket_dir
+
+
+def group(folder: Path, more: str = "") -> Path:
+    """Write the file of group `a`."""
+    path = folder / "etc/groups.d/a.toml"
+    path.write_text(f'model = "{folder}/model"\ngpus = ["CPU-0"]\n{more}')
+    return path
 
 
 def environ(folder: Path) -> dict[str, str]:
@@ -34,13 +51,26 @@ def environ(folder: Path) -> dict[str, str]:
     }
 
 
+def given(settings: RankSettings = SETTINGS, policy: Policy = MINE) -> Orders:
+    return Orders(settings, policy, Path(settings.socket_dir, settings.instance))
+
+
 def passed(settings: RankSettings = SETTINGS):
     return sealed_bytes("settings", msgspec.json.encode(settings))
 
 
-def test_passed_settings_need_no_files():
-    fd = passed()
-    assert orders(["CPU-0"], [fd], {}) == SETTINGS
+def lived(folder: Path) -> Orders:
+    """The orders of a life that is over."""
+    before = orders(["CPU-0"], [], environ(folder))
+    remember(before, environ(folder))
+    return before
+
+
+def test_passed_settings_need_no_files(socket_dir):
+    settings = dataclasses.replace(SETTINGS, socket_dir=str(socket_dir))
+    fd = passed(settings)
+    assert orders(["CPU-0"], [fd], {}) == given(settings)
+    assert (socket_dir / "CPU-0").stat().st_mode & 0o777 == 0o700
     assert fd.closed
 
 
@@ -66,7 +96,10 @@ def test_wrong_command_lines_close_what_was_passed(arguments):
 
 def test_files_say_what_nobody_passed(folder):
     found = orders(["CPU-0"], [], environ(folder))
-    assert (found.group, found.model.path) == ("a", str(folder / "model"))
+    settings = found.settings
+    assert (settings.group, settings.model.path) == ("a", str(folder / "model"))
+    assert (found.policy, found.folder) == (MINE, folder / "s/CPU-0")
+    assert found.folder.is_dir()
 
 
 def test_instance_of_no_group_is_a_configuration_error(folder):
@@ -76,15 +109,14 @@ def test_instance_of_no_group_is_a_configuration_error(folder):
 
 
 def test_missing_model_is_told(folder):
-    (folder / "model").rmdir()
+    shutil.rmtree(folder / "model")
     with pytest.raises(ModelNotFound, match="no such folder"):
         orders(["CPU-0"], [], environ(folder))
 
 
 @pytest.mark.parametrize("broken", ["= =", "gpus = 1", 'gpus = ["CPU-0"]\nmodelz = 1'])
 def test_rank_that_comes_back_goes_on_while_its_file_is_broken(folder, broken, caplog):
-    before = orders(["CPU-0"], [], environ(folder))
-    remember(before, environ(folder))
+    before = lived(folder)
     (folder / "etc/groups.d/a.toml").write_text(broken)
     assert orders(["CPU-0"], [], environ(folder)) == before
     assert "going on with the settings of before" in caplog.text
@@ -92,14 +124,96 @@ def test_rank_that_comes_back_goes_on_while_its_file_is_broken(folder, broken, c
 
 
 def test_rank_goes_on_though_the_model_is_gone(folder):
-    before = orders(["CPU-0"], [], environ(folder))
-    remember(before, environ(folder))
-    (folder / "model").rmdir()
+    before = lived(folder)
+    shutil.rmtree(folder / "model")
     assert orders(["CPU-0"], [], environ(folder)) == before
 
 
+@pytest.mark.parametrize(
+    ("access", "told"),
+    [('users = ["no-such"]', "no user 'no-such'"), ('groups = ["no-such"]', "no group 'no-such'")],
+)
+def test_rank_goes_on_though_its_users_are_misspelt(folder, caplog, access, told):
+    group(folder, '[access]\nusers = ["root"]')
+    before = lived(folder)
+    group(folder, f"[access]\n{access}")
+    assert orders(["CPU-0"], [], environ(folder)) == before
+    assert before.policy.uids == {0}
+    assert told in caplog.text
+
+
+def test_rank_goes_on_while_its_own_users_cannot_be_looked_up(folder):
+    """As where a service that knows them is down: what they were is remembered."""
+    group(folder, '[access]\nusers = ["nobody-at-all"]')
+    with pytest.raises(ConfigError, match="no user 'nobody-at-all'"):
+        orders(["CPU-0"], [], environ(folder))
+    access = Access(users=("nobody-at-all",))
+    settings = dataclasses.replace(
+        SETTINGS, socket_dir=f"{folder}/s", derived=False, access=access
+    )
+    remember(given(settings, Policy(4242, frozenset({5}))), environ(folder))
+    found = orders(["CPU-0"], [], environ(folder))
+    assert (found.settings, found.policy) == (settings, Policy(os.geteuid(), frozenset({5})))
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        (lambda folder: f"{folder}/none/s", ConfigError),
+        (lambda folder: f"{folder}/{'x' * 107}", ConfigError),
+        (lambda folder: f"{folder}/open", InsecurePath),
+    ],
+)
+def test_rank_goes_on_where_sockets_cannot_be_elsewhere(folder, caplog, change, error):
+    before = lived(folder)
+    (folder / "open").mkdir()
+    (folder / "open").chmod(0o777)
+    (folder / "etc/preloadd.toml").write_text(f'socket_dir = "{change(folder)}"\n')
+    assert orders(["CPU-0"], [], environ(folder)) == before
+    (folder / "run" / RUNNING).unlink()
+    with pytest.raises(error):
+        orders(["CPU-0"], [], environ(folder))
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@pytest.mark.parametrize("closed", ["", "groups.d", "preloadd.toml", "groups.d/a.toml"])
+def test_rank_goes_on_though_its_files_are_closed_to_it(folder, closed, caplog):
+    folder.chmod(0o755)
+    user = pwd.getpwnam("nobody").pw_uid
+    for path in (folder / "s", folder / "run"):
+        os.chown(path, user, -1)
+    os.seteuid(user)
+    try:
+        before = lived(folder)
+        os.seteuid(0)
+        (folder / "etc" / closed).chmod(0)
+        os.seteuid(user)
+        assert orders(["CPU-0"], [], environ(folder)) == before
+    finally:
+        os.seteuid(0)
+    assert f"{folder / 'etc' / closed}: Permission denied" in caplog.text
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_rank_of_which_systemd_took_the_group_serves_it_all_the_same(folder, caplog):
+    folder.chmod(0o755)
+    group(folder, '[access]\ngroups = ["4242"]')
+    user = pwd.getpwnam("nobody").pw_uid
+    os.chown(folder / "s", user, -1)
+    os.seteuid(user)
+    try:
+        policy = orders(["CPU-0"], [], environ(folder)).policy
+    finally:
+        os.seteuid(0)
+    assert (policy.group, policy.gids) == (None, {4242})
+    assert (policy.folder_mode, policy.socket_mode) == (0o711, 0o666)
+    assert "group 4242 cannot be given the socket" in caplog.text
+
+
 def test_rank_that_was_taken_out_of_its_group_does_not_go_on(folder):
-    remember(orders(["CPU-0"], [], environ(folder)), environ(folder))
+    lived(folder)
     path = folder / "etc/groups.d/a.toml"
     path.write_text(path.read_text().replace("CPU-0", "CPU-1"))
     with pytest.raises(ConfigError, match="no group has CPU-0"):
@@ -109,7 +223,7 @@ def test_rank_that_was_taken_out_of_its_group_does_not_go_on(folder):
 @pytest.mark.parametrize("record", [b"", b"{}", None])
 def test_record_that_is_none_does_not_help(folder, record):
     if record is None:
-        remember(SETTINGS, environ(folder))  # of an instance that is asked for below
+        remember(given(), environ(folder))  # of an instance that is asked for below
         record = (folder / "run" / RUNNING).read_bytes().replace(b"CPU-0", b"CPU-9")
     (folder / "run" / RUNNING).write_bytes(record)
     (folder / "etc/groups.d/a.toml").write_text("= =")
@@ -118,15 +232,27 @@ def test_record_that_is_none_does_not_help(folder, record):
 
 
 def test_record_says_what_runs(folder):
-    remember(SETTINGS, environ(folder))
+    remember(given(), environ(folder))
     found = msgspec.json.decode((folder / "run" / RUNNING).read_bytes(), type=Running)
-    assert found == Running(preloadd.__version__, os.getpid(), SETTINGS)
+    assert found == Running(preloadd.__version__, os.getpid(), SETTINGS, MINE)
     assert [path.name for path in (folder / "run").iterdir()] == [RUNNING]
 
 
+def test_record_says_of_which_files_the_weights_are(folder):
+    def files():
+        raw = (folder / "run" / RUNNING).read_bytes()
+        return msgspec.json.decode(raw, type=Running).files
+
+    lived(folder)
+    assert sorted(files()) == sorted(identities_of(folder / "model"))
+    loaded = (FileIdentity(1, 2, 3, 4, 5),)
+    remember(given(), environ(folder), loaded)
+    assert files() == loaded
+
+
 def test_record_is_not_written_where_there_is_no_place(folder, caplog):
-    remember(SETTINGS, {})
-    remember(SETTINGS, {"RUNTIME_DIRECTORY": str(folder / "none")})
+    remember(given(), {})
+    remember(given(), {"RUNTIME_DIRECTORY": str(folder / "none")})
     assert "running.json could not be written: No such file" in caplog.text
 
 

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from preloadd.domain.lifecycle import State
-from preloadd.supervisor.history import happenings
+from preloadd.supervisor.history import History
 from preloadd.supervisor.verdict import Contact, Engine, Snapshot
 
 VLLM = Engine("vllm", 9, "zero_copy", "1" * 16)
@@ -14,8 +14,13 @@ STUCK = replace(SERVING, state=None, contact=Contact.STUCK, silent_s=2.0)
 ABSENT = Snapshot("CPU-0", group="g", contact=Contact.ABSENT, problem="no socket")
 
 
-def told(before: Snapshot | None, after: Snapshot) -> list[str]:
-    return [happening.text for happening in happenings(before, after, at=1.0)]
+def told(*looks: Snapshot | None) -> list[str]:
+    """What the last of these looks brought to light; None is no look at all."""
+    history, texts = History(), []
+    for look in looks:
+        if look is not None:
+            texts = [happening.text for happening in history.add(look, at=1.0)]
+    return texts
 
 
 @pytest.mark.parametrize(
@@ -58,12 +63,33 @@ def test_a_rank_that_gets_stuck_is_told_with_the_remedy():
     assert "restart it" in text
 
 
+@pytest.mark.parametrize("meanwhile", [ABSENT, STUCK, replace(ABSENT, contact=Contact.FAULTY)])
+def test_what_outlived_a_restart_is_no_news(meanwhile):
+    after = replace(SERVING, pid=8, adopted=True)
+    assert told(SERVING, meanwhile, after) == [
+        "serving, weights adopted",
+        "restarted: process 8 after 7",
+    ]
+
+
+def test_what_did_not_outlive_a_restart_is_told():
+    after = replace(SERVING, pid=8, generation="b" * 32, lease_count=0, engines=())
+    assert told(SERVING, ABSENT, ABSENT, after) == [
+        "serving, weights loaded",
+        "restarted: process 8 after 7",
+        "generation bbbbbbbb after aaaaaaaa, weights loaded",
+        "engine vllm (process 9) left",
+    ]
+
+
 def test_leases_are_not_guessed_where_the_list_was_cut():
     many = replace(SERVING, lease_count=500)
     assert told(many, replace(many, engines=())) == []
 
 
 def test_a_happening_says_when_and_where():
-    (happening,) = happenings(SERVING, ABSENT, at=5.0)
+    history = History()
+    history.add(SERVING, at=4.0)
+    (happening,) = history.add(ABSENT, at=5.0)
     assert (happening.at, happening.group, happening.instance) == (5.0, "g", "CPU-0")
     assert happening.condition == "absent"

@@ -1,8 +1,9 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 
 import anyio
@@ -10,6 +11,8 @@ import pytest
 
 from preloadd.domain.ids import Instance
 from preloadd.domain.lifecycle import State
+from preloadd.errors import ConfigError, ServiceManagerError
+from preloadd.protocol.messages import LeaseTold
 from preloadd.supervisor.devices import Device
 from preloadd.supervisor.lookout import Lookout, Pace, View
 from preloadd.supervisor.roster import Expected, Wanted
@@ -17,7 +20,8 @@ from preloadd.supervisor.verdict import Contact, Snapshot, Unit, judge
 
 pytestmark = pytest.mark.anyio
 
-PACE = Pace(ask=0.01, overdue=10.0, refused=0.02, surroundings=0.02)
+PACE = Pace(ask=0.01, overdue=10.0, refused=0.02, surroundings=0.02, patience=10.0)
+HASTY = replace(PACE, patience=0.1)
 IMPATIENT = replace(PACE, overdue=0.2)
 
 
@@ -27,16 +31,30 @@ class Scene:
     def __init__(self, ranks, tasks, pace: Pace) -> None:
         self.ranks = ranks
         self.wanted = Wanted(())
+        self.rostered = lambda: self.wanted
         self.units: dict[str, Unit] = {}
+        self.told_by_manager = lambda names: {n: u for n, u in self.units.items() if n in names}
+        self.sampled = lambda: [Device("host", "host memory")]
         self.lookout = Lookout(
             ranks.socket_dir,
-            lambda: self.wanted,
+            self._rostered,
             pace=pace,
-            units=lambda names: {n: u for n, u in self.units.items() if n in names},
-            samples=[lambda: [Device("host", "host memory")]],
+            units=self._told_by_manager,
+            samples={"host memory": self._sampled},
         )
         self._tasks = tasks
         self._lives: dict[str, tuple[socket.socket, anyio.CancelScope]] = {}
+
+    # Each may be exchanged while the lookout watches.
+
+    def _rostered(self) -> Wanted:
+        return self.rostered()
+
+    def _told_by_manager(self, names):
+        return self.told_by_manager(names)
+
+    def _sampled(self):
+        return self.sampled()
 
     def expect(self, *instances: str, group: str = "") -> None:
         self.wanted = Wanted(tuple(Expected(Instance.parse(name), group) for name in instances))
@@ -101,6 +119,7 @@ async def test_the_first_look_has_everything_in_the_order_wanted(ranks):
         view = await scene.lookout.look()
         assert [snapshot.instance for snapshot in view.ranks] == ["CPU-2", "CPU-0", "CPU-1"]
         assert all(snapshot.state is State.SERVING for snapshot in view.ranks)
+        view = await scene.until(lambda view: view.devices)
         assert [device.id for device in view.devices] == ["host"]
 
 
@@ -209,3 +228,116 @@ async def test_the_service_manager_is_heard_where_a_rank_is_silent(ranks):
         scene.units = {unit.name: Unit(unit.name, "failed", result="start-limit-hit")}
         await scene.until(lambda view: rank(view, "CPU-0").condition == "failed")
         await scene.until(lambda view: "start-limit-hit" in view.happenings[0].text)
+
+
+@contextmanager
+def hanging() -> Iterator[Callable[..., None]]:
+    """A call that does not return before the end of the block, and then with an error."""
+    over = threading.Event()
+
+    def hang(*_) -> None:
+        over.wait(10)
+        raise ConfigError("at last")
+
+    try:
+        yield hang
+    finally:
+        over.set()
+
+
+async def test_a_driver_that_hangs_delays_neither_the_first_look_nor_the_end(ranks):
+    with hanging() as hang:
+        began = anyio.current_time()
+        async with scene_of(ranks, HASTY) as scene:
+            scene.expect("CPU-0")
+            scene.start("CPU-0")
+            scene.sampled = hang
+            scene.watch()
+            view = await scene.lookout.look()
+            assert view.ranks[0].condition == "serving"
+            view = await scene.until(lambda view: view.silent)
+            assert view.silent[0].startswith("host memory: not answering since 20")
+            assert view.troubles == view.silent[0]
+            assert not view.trouble
+        assert anyio.current_time() - began < 2
+
+
+@pytest.mark.parametrize("source", ["rostered", "told_by_manager"])
+async def test_what_hangs_from_the_beginning_delays_the_first_look_for_its_patience(ranks, source):
+    with hanging() as hang:
+        async with scene_of(ranks, HASTY) as scene:
+            scene.expect("CPU-0")
+            scene.start("CPU-0")
+            setattr(scene, source, hang)
+            scene.watch()
+            with anyio.fail_after(2):
+                view = await scene.lookout.look()
+            assert "not answering since" in view.troubles
+            assert bool(view.trouble) == (source == "rostered")
+
+
+async def test_what_hangs_later_freezes_only_what_it_tells(ranks):
+    with hanging() as hang:
+        async with scene_of(ranks, HASTY) as scene:
+            scene.expect("CPU-0")
+            scene.units = {"preloadd@CPU-0.service": Unit("preloadd@CPU-0.service", "failed")}
+            scene.watch()
+            await scene.until(lambda view: rank(view, "CPU-0").condition == "failed")
+            usual, scene.told_by_manager = scene.told_by_manager, hang
+            view = await scene.until(lambda view: view.silent)
+            assert "systemd: not answering since" in view.silent[0]
+            assert rank(view, "CPU-0").condition == "failed"
+            scene.start("CPU-1")
+            scene.expect("CPU-0", "CPU-1")
+            view = await scene.until(lambda view: len(view.ranks) == 2)
+            assert rank(view, "CPU-1").condition == "serving"
+            scene.told_by_manager = usual
+
+
+async def test_a_manager_that_fails_is_told_and_what_it_said_before_still_holds(ranks, caplog):
+    def fail(_):
+        raise ServiceManagerError("Connection timed out")
+
+    async with scene_of(ranks) as scene:
+        scene.expect("CPU-0")
+        scene.units = {"preloadd@CPU-0.service": Unit("preloadd@CPU-0.service", "failed")}
+        scene.watch()
+        await scene.until(lambda view: rank(view, "CPU-0").condition == "failed")
+        usual, scene.told_by_manager = scene.told_by_manager, fail
+        view = await scene.until(lambda view: view.silent)
+        assert view.silent == ("systemd: Connection timed out",)
+        assert rank(view, "CPU-0").condition == "failed"
+        await anyio.sleep(3 * PACE.surroundings)
+        assert caplog.text.count("Connection timed out") == 1
+        scene.told_by_manager = usual
+        await scene.until(lambda view: not view.silent)
+
+
+async def test_no_rank_is_shown_before_it_was_looked_at(ranks):
+    async with scene_of(ranks) as scene:
+        scene.expect("CPU-0")
+        scene.start("CPU-0")
+        scene.watch()
+        await scene.lookout.look()
+        scene.start("CPU-1")
+        scene.expect("CPU-0", "CPU-1", group="g")
+        seen = []
+        await scene.until(lambda view: seen.append(view) or len(view.ranks) == 2)
+        assert all(judge(view.ranks).healthy for view in seen)
+
+
+async def test_an_engine_that_outlives_a_restart_is_no_news(ranks):
+    lease = LeaseTold(id="1" * 16, client="vllm", pid=9, mode="zero_copy", generation="a" * 32)
+    fields = {"leases": (lease,), "lease_count": 1, "generation": "a" * 32, "adopted": True}
+    async with scene_of(ranks) as scene:
+        scene.expect("CPU-0")
+        scene.start("CPU-0", pid=7, **fields)
+        scene.watch()
+        await scene.lookout.look()
+        scene.end("CPU-0")
+        await scene.until(lambda view: rank(view, "CPU-0").contact is Contact.ABSENT)
+        scene.start("CPU-0", pid=8, **fields)
+        view = await scene.until(lambda view: rank(view, "CPU-0").pid == 8)
+        texts = [happening.text for happening in view.happenings]
+        assert texts[:2] == ["restarted: process 8 after 7", "serving, weights adopted"]
+        assert not [text for text in texts if text.startswith("engine")]

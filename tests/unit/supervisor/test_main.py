@@ -130,6 +130,32 @@ def test_the_service_manager_is_told(serve, socket_dir):
 
 
 @pytest.mark.slow
+def test_nothing_is_judged_before_every_rank_was_looked_at(serve, ranks):
+    """Of a rank that takes its time for the first answer, probes wait for that."""
+
+    async def main(manager: NotifySocket) -> tuple[int, list[str]]:
+        _, url = serve("--socket-dir", str(ranks.socket_dir), NOTIFY_SOCKET=str(manager.path))
+        async with anyio.create_task_group() as tasks:
+            status: list[int] = []
+
+            async def probe() -> None:
+                status.append((await anyio.to_thread.run_sync(get, f"{url}/healthz"))[0])
+                tasks.cancel_scope.cancel()
+
+            await anyio.wait_readable(slow)
+            tasks.start_soon(probe)
+            await anyio.sleep(0.5)
+            early = [name for message in iter(manager.receive, None) for name in message.fields]
+            tasks.start_soon(ranks.serve, slow, "CPU-0")
+        return status[0], early
+
+    with ranks.listen("CPU-0") as slow, NotifySocket(ranks.socket_dir / "notify") as manager:
+        status, early = anyio.run(main, manager)
+    assert status == 200
+    assert "READY" not in early
+
+
+@pytest.mark.slow
 def test_a_stuck_rank_delays_no_probe(serve, ranks):
     """The short version of bench/healthz.py."""
     _, url = serve("--socket-dir", str(ranks.socket_dir))

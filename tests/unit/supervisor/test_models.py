@@ -1,4 +1,4 @@
-from dataclasses import fields
+from dataclasses import fields, replace
 from datetime import UTC, datetime
 
 import pytest
@@ -25,6 +25,11 @@ def test_times_for_people_are_utc(crowd):
     event = models.EventTold.of(crowd.happenings[0])
     assert event.at == datetime.fromtimestamp(crowd.happenings[0].at, UTC)
     assert event.model_dump(mode="json")["at"].endswith("Z")
+
+
+def test_trouble_is_all_that_is_not_told(crowd):
+    body = models.Health.of(replace(crowd, trouble="a.toml: wrong", silent=("systemd: hangs",)))
+    assert body.trouble == "a.toml: wrong\nsystemd: hangs"
 
 
 def test_health_rests_on_all_there_is(crowd):

@@ -13,21 +13,6 @@ from tests.unit.supervisor.given import GIB
 
 
 @pytest.mark.parametrize(
-    ("nbytes", "text"),
-    [
-        (0, "0 B"),
-        (1023, "1023 B"),
-        (1024, "1.0 KiB"),
-        (8 * GIB, "8.0 GiB"),
-        (3 << 40, "3.0 TiB"),
-        (5 << 50, "5120.0 TiB"),
-    ],
-)
-def test_sizes_for_people(nbytes, text):
-    assert panels.size(nbytes) == text
-
-
-@pytest.mark.parametrize(
     ("seconds", "text"),
     [(-1, "0 s"), (0.4, "0 s"), (89, "89 s"), (90, "2 min"), (7200, "2 h"), (864000, "10 days")],
 )

@@ -104,7 +104,8 @@ def test_a_broken_host_file_is_fatal_at_the_start(etc):
 
 def test_systemctl_is_not_taken_for_this_service(etc, tmp_path):
     program = tmp_path / "systemctl"
-    program.write_text(f"#!/bin/sh\nenv >{tmp_path}/environment\n")
+    answer = "Id=preloadd@CPU-0.service\nLoadState=loaded"
+    program.write_text(f"#!/bin/sh\nenv >{tmp_path}/environment\necho '{answer}'\n")
     program.chmod(0o755)
     environ = {"NOTIFY_SOCKET": "/n", "WATCHDOG_USEC": "1", "LISTEN_FDS": "1", "KEPT": "yes"}
     made = setup(

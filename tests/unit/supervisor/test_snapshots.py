@@ -1,9 +1,11 @@
+from dataclasses import fields
+
 import pytest
 
 from preloadd.domain.ids import Instance
 from preloadd.domain.leases import Mode
 from preloadd.domain.lifecycle import State
-from preloadd.protocol.messages import LeaseTold
+from preloadd.protocol.messages import LeaseTold, StatusTold
 from preloadd.supervisor.roster import Expected
 from preloadd.supervisor.snapshots import Record, from_told
 from preloadd.supervisor.verdict import Contact, Engine, Snapshot, Unit
@@ -65,6 +67,11 @@ def test_what_a_rank_tells_becomes_its_snapshot():
         lease_count=1,
         engines=(Engine("vllm", 9, "zero_copy", "0" * 16, "a" * 32),),
     )
+
+
+def test_nothing_that_is_told_is_left_out_unawares():
+    left = set(StatusTold.__struct_fields__) - {field.name for field in fields(Snapshot)}
+    assert left == {"leases", "counters", "key"}
 
 
 def test_an_answer_in_anothers_name_is_a_problem():

@@ -115,7 +115,9 @@ def test_access_of_others(access: dict[str, object], groups: tuple[str], shared:
         ({"restart": {"pause_s": True}}, "restart.pause_s: True is no number"),
         ({"restart": {"interval_s": float("nan")}}, "restart.interval_s: nan is no number"),
         ({"restart": {"interval_s": float("inf")}}, "restart.interval_s: inf is no number"),
-        ({"restart": {"interval_s": 0}}, "restart.interval_s: must be more than 0"),
+        ({"restart": {"interval_s": 0}}, "restart.interval_s: must be at least 1"),
+        ({"restart": {"interval_s": 0.0001}}, "restart.interval_s: must be at least 1"),
+        ({"gpus": ["GPU-53b1"]}, "gpus: 'GPU-53b1' is not"),
         ({"access": []}, r"access: must be a table, \[access\]"),
         ({"access": {"groups": "vllm"}}, "access.groups: must be a list"),
         ({"access": {"groups": ["a b"]}}, "access.groups: 'a b' is not a group's name"),
@@ -126,10 +128,18 @@ def test_a_fault_names_key_and_remedy(change: dict[str, object], told: str) -> N
         generator.parse(GOOD | change)
 
 
-@given(st.from_regex(r"(CPU|GPU|MIG)-[0-9A-Za-z.\n-]{0,95}", fullmatch=True) | st.text())
-def test_devices_are_those_that_ranks_know(text: str) -> None:
+HEX = "[0-9a-fA-F]"
+FULL = rf"GPU-{HEX}{{8}}-({HEX}{{4}}-){{3}}{HEX}{{12}}\n?"
+
+
+@given(
+    st.from_regex(r"(CPU|GPU|MIG)-[0-9A-Za-z.\n-]{0,95}", fullmatch=True)
+    | st.from_regex(FULL, fullmatch=True)
+    | st.text()
+)
+def test_devices_are_those_that_ranks_know_in_full(text: str) -> None:
     try:
-        known = bool(device_id(text))
+        known = config.is_full(device_id(text))
     except ConfigError:
         known = False
     assert bool(generator.DEVICE.match(text)) == known
@@ -209,6 +219,7 @@ def test_the_host_target_wants_groups_and_never_requires_them() -> None:
 def test_the_check_knows_all_groups_and_what_was_refused() -> None:
     written = dropins({"name": "a", "gpus": ["CPU-0"]}, refused=("x.toml", "y z\n.toml"))
     ready = lines(written["preloadd-ready.service.d/50-groups.conf"])
+    assert "Environment=PRELOADD_GENERATED=1" in ready
     assert 'Environment="PRELOADD_GROUPS=a"' in ready
     assert 'Environment="PRELOADD_REFUSED=x.toml y?z?.toml"' in ready
 
@@ -294,6 +305,34 @@ def test_an_output_that_cannot_be_written_is_told(folder: Path, tmp_path: Path, 
 def test_without_arguments_it_says_how_it_is_called(capsys) -> None:
     assert generator.main([]) == 2
     assert "usage: preloadd-generator NORMAL-DIR" in capsys.readouterr().err
+
+
+@pytest.fixture
+def kernel_log(tmp_path: Path, monkeypatch) -> Path:
+    path = tmp_path / "kmsg"
+    path.touch()
+    monkeypatch.setattr(generator, "KERNEL_LOG", path)
+    return path
+
+
+def test_an_old_python_is_told_where_people_look(folder, tmp_path, kernel_log, monkeypatch) -> None:
+    monkeypatch.setattr(generator, "tomllib", None)
+    assert generator.main([str(tmp_path / "out")], folder) == 1
+    assert "/usr/bin/python3 must be Python 3.11 or newer" in kernel_log.read_text()
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_crash_is_told_where_people_look(tmp_path: Path, kernel_log: Path) -> None:
+    # With the log of this test, and something that nobody thought of.
+    text = SCRIPT.read_text().replace("/dev/kmsg", str(kernel_log))
+    broken = tmp_path / "generator"
+    broken.write_text(text.replace("found = read(folder)", "found = 1 / 0"))
+    done = subprocess.run(
+        [sys.executable, "-IS", broken, tmp_path], capture_output=True, text=True, env={}
+    )
+    assert done.returncode == 1
+    assert "known to systemd: it crashed: ZeroDivisionError" in kernel_log.read_text()
+    assert "Traceback" in done.stderr
 
 
 def test_the_kernel_log_gets_one_line_and_is_never_made(tmp_path: Path, monkeypatch) -> None:

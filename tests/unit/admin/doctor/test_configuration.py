@@ -27,6 +27,10 @@ def test_what_is_written_is_read_as_far_as_it_makes_sense(host):
     raw = read(host.world)
     assert (raw.socket_dir, raw.state_dir, raw.daemon_user) == ("/x", "/var/lib/preloadd", "me")
     assert raw.port == 1
+    host.environ |= {"PRELOADD_SUPERVISOR_PORT": "2", "PRELOADD_SUPERVISOR_HOST": "::1"}
+    assert (read(host.world).host, read(host.world).port) == ("::1", 2)
+    host.environ["PRELOADD_SUPERVISOR_PORT"] = "x"
+    assert read(host.world).port == 9470
 
 
 @pytest.mark.slow

@@ -52,6 +52,18 @@ def test_units_that_cannot_keep_weights(host, tool, given, subject, text):
     assert remedy
 
 
+@pytest.mark.parametrize(("part_of", "lost"), [("preloadd-gate@a.service", []), ("", ["CPU-0"])])
+def test_ranks_whose_group_systemd_does_not_know(host, tool, part_of, lost):
+    shown = RUNNING.format(state="loaded", store=512, files=8192)
+    tool("systemctl", shown.replace("*show*)", f"*PartOf*) echo 'PartOf={part_of}';; *show*)"))
+    raw = Raw(port=free_port(), instances=("CPU-0", "no; instance"))
+    found = [f for f in examine(host.world, raw) if f.subject == "groups"]
+    assert [f.severity.value for f in found] == ["fault"] * len(lost)
+    for finding in found:
+        assert "systemd knows no group of CPU-0:" in finding.text
+        assert "preloadd-generator" in finding.remedy
+
+
 def test_old_systemd(host, tool):
     tool("systemctl", "echo 'systemd 249 (249.11)'")
     severity, text, _ = told(host)["systemd"]

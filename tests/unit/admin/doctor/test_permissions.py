@@ -1,9 +1,11 @@
 import os
+import shutil
 
 import pytest
 
 from preloadd.admin.doctor.configuration import read
 from preloadd.admin.doctor.permissions import examine
+from tests.unit.admin.conftest import ME
 
 
 def told(host):
@@ -33,14 +35,38 @@ def test_file_that_others_can_change(host):
     )
 
 
+@pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
-def test_file_of_somebody_else_and_file_that_daemons_cannot_read(host):
+def test_file_of_somebody_else(host):
     os.chown(host.config / "preloadd.toml", 4242, -1)
-    (host.config / "groups.d/a.toml").chmod(0o600)
-    found = told(host)
-    assert "belongs to user 4242" in found[0][2]
-    assert "cannot be read by daemons (mode 0600)" in found[1][2]
-    assert found[1][3].startswith("chmod a+rX")
+    assert "belongs to user 4242" in told(host)[0][2]
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can try things as another user")
+def test_file_that_daemons_cannot_read(host, socket_dir):
+    socket_dir.chmod(0o755)
+    folder = shutil.copytree(host.config, socket_dir / "etc")
+    (folder / "preloadd.toml").write_text('daemon_user = "nobody"\nstate_dir = "/"\n')
+    host.environ["PRELOADD_CONFIG_DIR"] = str(folder)
+    path = folder / "groups.d/a.toml"
+    os.chown(path, 0, 4242)  # whatever group it has
+    path.chmod(0o640)
+    assert told(host)[0] == (
+        "fault",
+        "permissions",
+        f"{path} cannot be read by daemons: Permission denied",
+        f"chmod a+rX {path}",
+    )
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives folders away")
+def test_state_folder_of_somebody_else_is_to_be_given_to_the_user_of_the_daemons(host):
+    os.chown(host.root / "state", 4242, -1)
+    _, _, text, remedy = told(host)[-1]
+    assert "belongs to user 4242" in text
+    assert remedy == f"chown {ME}: {host.root}/state"
 
 
 @pytest.mark.parametrize("name", ["tokens.json", "seed.token"])
