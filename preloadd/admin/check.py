@@ -117,10 +117,11 @@ def _other_user(host: HostSettings, found: Survey, world: World) -> Iterator[Fau
 def _unknown_variables(world: World) -> Iterator[str]:
     """Notes of what looks like a setting in the environment of daemons, and is none."""
     known = [*VARIABLES, *(variable(key) for key, _ in fields_of(HostSettings))]
+    bare = {name.removeprefix(ENVIRONMENT): name for name in known}
     for name in world.defaults_environ():
         if name.startswith(ENVIRONMENT) and name not in known:
-            near = get_close_matches(name, known, n=1)
-            hint = f" (did you mean {near[0]}?)" if near else ""
+            near = get_close_matches(name.removeprefix(ENVIRONMENT), bare, n=1)
+            hint = f" (did you mean {bare[near[0]]}?)" if near else ""
             yield f"{world.defaults}: {name} is no variable of preloadd{hint}"
 
 

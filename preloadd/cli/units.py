@@ -121,9 +121,11 @@ def _condition(rank: Rank, unit: Unit) -> tuple[Condition, str]:
         case "deactivating", _:
             return Condition.STOPPING, unit.status
         case "failed", _:
+            # Of no group is what the configuration does not know any more.
+            remedy = f"preloadctl start {rank.group}" if rank.group else "preloadctl config check"
             return Condition.FAILED, (
                 f"{last}systemd gave up ({unit.result}{again}): see "
-                f"`preloadctl logs {rank.instance}`, then `preloadctl start {rank.group}`"
+                f"`preloadctl logs {rank.instance}`, then `{remedy}`"
             )
         case "inactive", _:
             return Condition.STOPPED, ""

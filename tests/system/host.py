@@ -116,10 +116,11 @@ class Host:
 
     def until_back(self, instances: Iterable[str], old: Iterable[int]) -> float:
         """Wait until all ranks serve in other processes than the `old` ones; how long that took."""
-        gone = set(old)
+        # In this order: a state is that of the processes that were there before, or of later ones.
+        none = {0, *old}
 
         def back() -> bool:
-            return self.states(instances) == {"active"} and not gone & set(self.pids(instances))
+            return not none & set(self.pids(instances)) and self.states(instances) == {"active"}
 
         return self.until(back, f"return of {', '.join(instances)}")
 

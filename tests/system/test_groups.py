@@ -28,13 +28,13 @@ def assert_barrier(host: Host, instances: tuple[str, ...]) -> None:
 
 def kill_and_wait(host: Host) -> None:
     """Kill a rank of group a, and wait until the group serves again or is down for good."""
-    old = set(host.pids(A))
+    none = {0, *host.pids(A)}
     host.kill(A[0])
 
     def is_over() -> bool:
+        others = not none & set(host.pids(A))
         states = host.states(A)
-        back = states == {"active"} and not old & set(host.pids(A))
-        return back or "failed" in states <= {"failed", "inactive"}
+        return (others and states == {"active"}) or "failed" in states <= {"failed", "inactive"}
 
     host.until(is_over, "recovery or giving up")
 

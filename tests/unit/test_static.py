@@ -25,6 +25,12 @@ def assert_clean(tool: str, *arguments: str) -> None:
     assert done.returncode == 0, f"{tool} {shlex.join(arguments)}\n{done.stdout}{done.stderr}"
 
 
+def test_in_ci_no_test_is_skipped_for_what_is_missing() -> None:
+    """Tests ask for this variable before they skip."""
+    script = (ROOT / ".ci/run").read_text()
+    assert script.index("\nexport CI=1\n") < script.index("\nmake test")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "command",

@@ -126,8 +126,8 @@ def _port(raw: Raw) -> Iterator[Finding]:
         yield fault(
             "supervisor",
             f"cannot listen on {place}: {why}",
-            "end the program that has the port (`ss -ltnp`), or set supervisor.host and .port to "
-            "an address of this host",
+            "end the program that has the port (`ss -ltnp`), or correct supervisor.host and "
+            "supervisor.port",
         )
     else:
         yield ok("supervisor", f"does not run; {place} is free")

@@ -74,8 +74,10 @@ def test_what_no_group_has_any_more_is_told_with_how_to_stop_it(host):
     assert plan(host.world).news == (
         "b: has other ranks now: `systemctl restart preloadd-group@b.target`",
         "CPU-1: runs in no group any more: `systemctl stop preloadd@CPU-1.service`",
-        "a: is no group any more, and active all the same: "
-        "`systemctl stop preloadd-group@a.target preloadd-gate@a.service`",
+        (
+            "a: is no group any more, and active all the same: "
+            "`systemctl stop preloadd-group@a.target preloadd-gate@a.service`"
+        ),
     )
 
 

@@ -11,6 +11,13 @@ def test_lengths(text, length):
     assert seconds(text, "--x") == length
 
 
+@pytest.mark.parametrize("text", ["0", "0s", "0d"])
+def test_what_is_too_short_names_the_flag(text):
+    assert seconds(text, "--x") == 0
+    with pytest.raises(ConfigError, match=r"--expires: '0.?' is over at once"):
+        seconds(text, "--expires", least=1.0)
+
+
 @pytest.mark.parametrize("text", ["", "1", "-1d", "1w", "1.5h", "d", "999999d", "1d ", "٣d"])
 def test_what_is_none_names_the_flag(text):
     with pytest.raises(ConfigError, match=r"--overlap: .* such as 90d"):

@@ -100,22 +100,20 @@ def test_apply_that_would_drop_weights_needs_force(host, systemctl, capsys):
     assert asked(systemctl)
 
 
-@pytest.mark.root
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_apply_does_not_take_what_it_may_not_see_for_nothing(host, systemctl, capsys):
+def test_apply_does_not_take_what_it_cannot_see_for_nothing(host, systemctl, capsys):
     host.group(more='digest = "full"')
-    host.running().parent.chmod(0o700)
-    os.seteuid(65534)
-    try:
-        assert main(["config", "apply", "--dry-run"], host.world) == 0
-        told = capsys.readouterr().err
-        assert main(["config", "apply"], host.world) == 78
-    finally:
-        os.seteuid(0)
+    record = host.running()
+    record.unlink()
+    record.symlink_to(record)
+    assert main(["config", "apply", "--dry-run"], host.world) == 0
+    told = capsys.readouterr().err
     assert "CPU-0: whether it would drop its weights is not known: " in told
-    assert "running.json: Permission denied (run this as root)" in told
+    assert f"{record}: Too many levels of symbolic links (run this as root)" in told
+    assert main(["config", "apply"], host.world) == 78
     assert "--force" in capsys.readouterr().err
     assert not asked(systemctl)
+    assert main(["config", "apply", "--force"], host.world) == 0
+    assert asked(systemctl)
 
 
 @pytest.mark.parametrize("written", ["0", "0s", "0d", ""])
@@ -131,18 +129,14 @@ def test_a_token_that_is_over_at_once_is_not_made(host, capsys, written):
     ("error", "status", "told"),
     [
         (PermissionError(13, "Permission denied", "/etc/x"), 77, "/etc/x': run this as root"),
-        (OSError(5, "Input/output error"), 74, "Input/output error"),
         (KeyboardInterrupt(), 130, ""),
     ],
 )
-def test_what_goes_wrong_is_told_without_a_traceback(
-    host, monkeypatch, capsys, error, status, told
-):
+def test_what_goes_wrong_is_told_without_a_traceback(host, capsys, error, status, told):
     class Bad(World):
         def daemon_environ(self):
             raise error
 
-    monkeypatch.setattr(os, "dup2", lambda *_: None)  # standard output is pytest's
     assert main(["config", "show"], Bad(host.environ, host.root)) == status
     assert told in capsys.readouterr().err
 

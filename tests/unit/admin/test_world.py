@@ -1,3 +1,4 @@
+import os
 import sys
 from pathlib import Path
 
@@ -55,6 +56,20 @@ def test_running_ranks_are_found_and_links_are_not_followed(host, tmp_path):
     assert [path.parent.name for path in host.world.records()] == ["CPU-0", "CPU-1", "CPU-2"]
     assert [path.parent.name for path, _ in host.world.running()] == ["CPU-0", "CPU-2"]
     assert host.world.running_versions() == {"CPU-0": "1.2"}
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_running_ranks_that_this_user_cannot_see_are_not_taken_for_none(socket_dir):
+    socket_dir.chmod(0o755)
+    (socket_dir / "run/preloadd/CPU-0").mkdir(parents=True, mode=0o700)
+    os.seteuid(65534)
+    try:
+        (found,) = World({}, socket_dir).records().values()
+    finally:
+        os.seteuid(0)
+    assert isinstance(found, PermissionError)
+    assert World({}, socket_dir).records() == {}
 
 
 def test_environment_of_the_service_has_its_home_and_its_defaults(host):

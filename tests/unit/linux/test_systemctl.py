@@ -165,9 +165,7 @@ def test_without_the_right_the_remedy_is_told(stand_in, systemctl, answer):
 
 def test_any_other_failure_comes_with_the_words_of_systemctl(stand_in, systemctl):
     stand_in.set(answers={"reset-failed": (1, "Unit a.service is masked.\n")})
-    with pytest.raises(
-        ServiceManagerError, match=r"reset-failed.*\(1\): Unit a.service is masked"
-    ):
+    with pytest.raises(ServiceManagerError, match=r"reset-failed.*\(1\): Unit a.service is masked"):
         systemctl.reset_failed(["a.service"])
 
 

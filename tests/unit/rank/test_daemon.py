@@ -229,16 +229,6 @@ async def test_what_was_released_stays_so(daemon, notifier, path, told):
     assert not [name for verb, name, _ in life.said if verb == "FDSTOREREMOVE"]
 
 
-async def test_nothing_is_left_open_when_it_is_cancelled(daemon, make, parked, path):
-    async with anyio.create_task_group() as lives:
-        lives.start_soon(daemon(Notifier({})).run, parked(make()))
-        with anyio.fail_after(5):
-            while not path.is_socket():  # noqa: ASYNC110
-                await anyio.sleep(0.002)
-        lives.cancel_scope.cancel()
-    assert not path.exists()
-
-
 async def test_a_release_that_was_not_carried_out_is_forgotten(
     daemon, notifier, make, parked, path, told
 ):

@@ -148,9 +148,7 @@ def test_rank_goes_on_while_its_own_users_cannot_be_looked_up(folder):
     with pytest.raises(ConfigError, match="no user 'nobody-at-all'"):
         orders(["CPU-0"], [], environ(folder))
     access = Access(users=("nobody-at-all",))
-    settings = dataclasses.replace(
-        SETTINGS, socket_dir=f"{folder}/s", derived=False, access=access
-    )
+    settings = dataclasses.replace(SETTINGS, socket_dir=f"{folder}/s", derived=False, access=access)
     remember(given(settings, Policy(4242, frozenset({5}))), environ(folder))
     found = orders(["CPU-0"], [], environ(folder))
     assert (found.settings, found.policy) == (settings, Policy(os.geteuid(), frozenset({5})))

@@ -92,6 +92,28 @@ def test_port_of_another_program(host):
     assert "supervisor.port" in remedy
 
 
+def test_address_that_is_none_of_this_host(host):
+    for name in ("no-such-host.invalid", "192.0.2.1"):
+        found = {f.subject: f for f in examine(host.world, Raw(host=name, port=free_port()))}
+        assert found["supervisor"].severity == "fault"
+        assert f"cannot listen on {name}:" in found["supervisor"].text
+
+
+def test_port_is_looked_at_and_never_taken(host, monkeypatch):
+    """No connection of others is lost, and a supervisor can start meanwhile."""
+    port = free_port()
+    monkeypatch.setattr(socket.socket, "listen", lambda *_: pytest.fail("it listens"))
+    assert told(host, port)["supervisor"][0] == "ok"
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no IPv6 here")
+def test_address_of_another_family(host):
+    with socket.create_server(("::1", 0), family=socket.AF_INET6) as server:
+        port = server.getsockname()[1]
+    found = {f.subject: f for f in examine(host.world, Raw(host="::1", port=port))}
+    assert found["supervisor"].text == f"does not run; [::1]:{port} is free"
+
+
 class Answer(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(200)
