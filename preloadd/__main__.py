@@ -19,7 +19,10 @@ from preloadd.linux import streams
 COMMANDS = {
     "run": ("launcher", "serve one model from this terminal or container, in the foreground"),
     "rank": ("rank", "one rank daemon; started by `preloadd run` or a service manager"),
-    "supervisor": ("supervisor", "health, metrics and status page; started by systemd or `preloadd run`"),
+    "supervisor": (
+        "supervisor",
+        "health, metrics, status page; started by systemd or `preloadd run`",
+    ),
     "admin": ("admin", "check and apply the configuration, examine the host, manage tokens"),
 }
 
