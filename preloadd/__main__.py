@@ -21,7 +21,7 @@ COMMANDS = {
     "rank": ("rank", "one rank daemon; started by `preloadd run` or a service manager"),
     "supervisor": (
         "supervisor",
-        "health, metrics, status page; started by systemd or `preloadd run`",
+        "health, metrics, status page; started by a service manager",
     ),
     "admin": ("admin", "check and apply the configuration, examine the host, manage tokens"),
 }
