@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import pwd
 import subprocess
@@ -33,7 +34,8 @@ class Service:
 
     def cannot_read(self, folder: Path, python: str) -> str:
         """Why a daemon could not read the model in `folder`; empty if it could."""
-        return self.fails([python, "-P", readable.__file__, str(folder)])
+        # Its source, not its path: that user need not be able to read where this is installed.
+        return self.fails([python, "-P", "-c", inspect.getsource(readable), str(folder)])
 
     def closed_files(self, folder: Path) -> list[Fault]:
         """What a daemon could not read of the configuration below `folder`."""

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
+import torch
 
 from bench.demo.model import make_model
 from preloadd.errors import PreloadError
@@ -79,6 +80,19 @@ def run(socket_dir: Path) -> Run:
                 process.wait(PATIENCE_S)
 
     return start
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent):
+            # Real models on a machine that may be doing other things.
+            item.add_marker(pytest.mark.timeout(600))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    """Threads that wait for each other on a busy machine are slower than one."""
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
