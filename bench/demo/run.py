@@ -78,6 +78,7 @@ class EngineProcess:
         self.process.stdin.write(QUESTION + "\n")
         self.process.stdin.flush()
         answer = self._told()["answer"]
+        console.print(f"  [dim]{QUESTION}[/] {answer}")
         require(answer == ANSWER, f"the engine answered {answer!r}, not {ANSWER!r}")
 
     def kill(self) -> None:
@@ -111,12 +112,18 @@ def daemon(demo: Demo) -> Iterator[None]:
     argv += ["--weight-cache-socket-dir", os.fspath(demo.sockets)]
     process = subprocess.Popen(argv)
     try:
-        wait_until(lambda: demo.socket.is_socket() and demo.status().state == "serving")
+        wait_until(lambda: _serves(demo, process))
         yield
     finally:
         process.terminate()
         code = process.wait(PATIENCE_S)
     require(code == 128 + signal.SIGTERM, f"`preloadd run` ended with {code} on SIGTERM, not 143")
+
+
+def _serves(demo: Demo, process: subprocess.Popen[bytes]) -> bool:
+    code = process.poll()
+    require(code is None, f"`preloadd run` ended with {code} before it served")
+    return demo.socket.is_socket() and demo.status().state == "serving"
 
 
 def main() -> int:
@@ -236,6 +243,8 @@ def wait_until(holds: Any) -> None:
         try:
             if holds():
                 return
+        except Unkept:
+            raise
         except Exception as error:  # noqa: BLE001
             last: object = error
         else:

@@ -202,7 +202,7 @@ def _map(
 def _not_granted(reply: m.Reply) -> Exception:
     match reply:
         case m.Mismatched():
-            return Mismatch(tuple((f.name, f.daemon, f.engine) for f in reply.fields))
+            return Mismatch(_told(reply.fields))
         case m.NotAvailable():
             return Unavailable(reply.reason, _progress(reply))
         case m.Refused(code=ErrorCode.DENIED):
@@ -211,6 +211,13 @@ def _not_granted(reply: m.Reply) -> Exception:
             return AttachError(f"the daemon refused ({reply.code}): {reply.detail}")
         case _:
             return ProtocolViolation(f"the daemon answered attach with {type(reply).__name__}")
+
+
+def _told(fields: Sequence[m.Field]) -> tuple[tuple[str, str, str], ...]:
+    """What differs. A checkpoint that was not read, since other fields differ, is no difference."""
+    unread = [f for f in fields if f.name == CHECKPOINT and not f.engine]
+    shown = [f for f in fields if f not in unread] or fields
+    return tuple((f.name, f.daemon, f.engine) for f in shown)
 
 
 def _progress(reply: m.NotAvailable) -> str:

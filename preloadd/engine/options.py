@@ -33,6 +33,8 @@ class Options:
     @classmethod
     def parse(cls, given: Mapping[str, Any]) -> Self:
         """Options out of user input; ConfigError lists every fault."""
+        if not isinstance(given, Mapping):
+            raise ConfigError(f"options are {given!r}: expected a table such as {{'mode': 'copy'}}")
         known = {entry.name for entry in fields(cls)}
         faults = [
             f"unknown option {name!r}: expected one of {', '.join(sorted(known))}"

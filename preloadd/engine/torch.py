@@ -74,6 +74,10 @@ class Weights:
             self._attachment.abandon()
             self._attachment = None
 
+    def __repr__(self) -> str:
+        held = "held" if self._attachment is not None else "given back"
+        return f"<{len(self.tensors)} tensors, {self.mode}, lease {held}>"
+
     def __enter__(self) -> Self:
         return self
 
@@ -92,7 +96,7 @@ class Weights:
 
 
 def attach_checkpoint(
-    folder: Path,
+    folder: str | os.PathLike[str],
     *,
     options: Mapping[str, Any] | None = None,
     revision: str = "",
@@ -108,7 +112,7 @@ def attach_checkpoint(
     """
     parsed = Options.parse(options or {})
     checkpoint = NativeCheckpoint(
-        folder, revision=revision, dtype=dtype, digest_cache=cache_folder_of(os.environ)
+        Path(folder), revision=revision, dtype=dtype, digest_cache=cache_folder_of(os.environ)
     )
     device = host_device(os.environ, placement.tensor_rank)
     wanted = checkpoint.wanted(device, client=client, role=role, placement=placement)

@@ -229,11 +229,15 @@ class _Group:
         return [*([health.process] if health else []), *(rank.process for rank in self._ranks)]
 
 
+_PHASES = ("opening", "loading", "identifying")
+
+
 def _last_words(status: str) -> str:
     """What a rank that has ended told of itself last, to be said after how it ended."""
     if status.startswith(FAILED):
         return f": {one_line(status.removeprefix(FAILED))}"
-    return f", after it said: {one_line(status)}" if status else ""
+    phase = status.partition(" ")[0]
+    return f" while {one_line(status)}" if phase in _PHASES else ""
 
 
 async def _ask(rank: Rank) -> Told:

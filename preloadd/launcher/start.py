@@ -81,7 +81,7 @@ class Start:
                 return
             require_text("the model's folder", model)
             require_room(model, self.options.parallel.data)
-            self.display.say(f"serving {one_line(model)} from {self.options.backend} memory")
+            self.display.say(f"loading {one_line(model)} into {self.options.backend} memory")
             ranks = rank_settings(
                 self.options,
                 model=model,

@@ -75,6 +75,8 @@ class Desk:
         """Free the weights; answered when no copy of them is left here or with the manager."""
         answer = self._service.release(lease.id if lease else None, operator=operator)
         if isinstance(answer, m.Done):
+            who = lease.client if lease is not None else f"user {session.peer.uid}"
+            log.info("weights released by %s (pid %d)", who, session.peer.pid)
             self._end(lease)
             lease = None
             left = await self._service.settled()
@@ -130,4 +132,5 @@ class Desk:
 
     def _end(self, lease: Lease | None) -> None:
         if lease is not None:
+            log.info("%s (pid %d) detached", lease.client, lease.pid)
             self._service.lease_ended(lease)

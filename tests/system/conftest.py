@@ -7,9 +7,11 @@ fail.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
@@ -43,37 +45,44 @@ def boot(systemd: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Boot:
     """Boots machines on which preloadd is installed: `with boot(unit=…, prepare=…) as host`.
 
     A machine for one test costs half a second; tests that leave it as they found it may share one.
-
-    `program` is what runs as preloadd: by default the stand-in. `files` are put there before.
     """
+    return partial(_boot, systemd, tmp_path_factory)
 
-    @contextmanager
-    def boot(
-        *,
-        program: str = installed.STAND_IN,
-        unit: str = "basic.target",
-        prepare: str = ":",
-        files: dict[str, str] | None = None,
-        binds: list[tuple[Path, str]] | None = None,
-    ) -> Iterator[Host]:
-        package = installed.install(tmp_path_factory.mktemp("machine") / "package", program)
-        for inside, text in (files or {}).items():
-            path = package / inside.lstrip("/")
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
-        plan = Plan(
-            layers=[*systemd, package],
-            binds=[*installed.PYTHON_BINDS, *(binds or [])],
-            prepare=f"{installed.PREPARE}; {prepare}",
-            unit=unit,
-        )
-        try:
-            with booted(plan) as machine:
-                yield Host(machine)
-        except NoMachine as error:
-            impossible(str(error))
 
-    return boot
+@pytest.fixture(scope="session")
+def boot_once(tmp_path_factory: pytest.TempPathFactory) -> Boot:
+    """The same with this machine's version alone, where the version makes no difference."""
+    return partial(_boot, [], tmp_path_factory)
+
+
+@contextmanager
+def _boot(
+    systemd: list[Path],
+    folders: pytest.TempPathFactory,
+    *,
+    program: str = installed.STAND_IN,
+    unit: str = "basic.target",
+    prepare: str = ":",
+    files: Mapping[str, str] = MappingProxyType({}),
+    binds: Sequence[tuple[Path, str]] = (),
+) -> Iterator[Host]:
+    """`program` is what runs as preloadd: by default the stand-in. `files` are put there before."""
+    package = installed.install(folders.mktemp("machine") / "package", program)
+    for inside, text in files.items():
+        path = package / inside.lstrip("/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    plan = Plan(
+        layers=[*systemd, package],
+        binds=[*installed.PYTHON_BINDS, *binds],
+        prepare=f"{installed.PREPARE}; {prepare}",
+        unit=unit,
+    )
+    try:
+        with booted(plan) as machine:
+            yield Host(machine)
+    except NoMachine as error:
+        impossible(str(error))
 
 
 @pytest.fixture
@@ -83,14 +92,14 @@ def host(boot: Boot) -> Iterator[Host]:
         yield host
 
 
-@pytest.fixture
-def real(boot: Boot, tmp_path: Path) -> Iterator[Host]:
-    """A machine with preloadd itself and a tiny checkpoint at /srv/model, and no group yet."""
-    model = llama(tmp_path / "model")
-    for path in (tmp_path, model, *model.iterdir()):
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint that loads in no time, readable for every user."""
+    folder = tmp_path_factory.mktemp("models")
+    model = llama(folder / "model")
+    for path in (folder.parent, folder, model, *model.iterdir()):
         path.chmod(path.stat().st_mode | 0o755)
-    with boot(program=installed.REAL, binds=[(model, "/srv/model")]) as host:
-        yield host
+    return model
 
 
 def impossible(why: str) -> list[Path]:

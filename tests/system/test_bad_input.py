@@ -7,10 +7,10 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
+from pathlib import Path
 
 import pytest
 
-from tests.checkpoints import llama
 from tests.system import installed
 from tests.system.conftest import Boot
 from tests.system.host import HEALTH, Host, rank
@@ -28,12 +28,9 @@ WRONG = 78
 
 
 @pytest.fixture(scope="module")
-def host(boot: Boot, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
-    """A machine with two groups that serve a tiny model, and go on through all of the tests."""
-    model = llama(tmp_path_factory.mktemp("models") / "model")
-    for path in (model.parent.parent, model.parent, model, *model.iterdir()):
-        path.chmod(path.stat().st_mode | 0o755)
-    with boot(program=installed.REAL, binds=[(model, "/srv/model")]) as host:
+def host(boot_once: Boot, tiny: Path) -> Iterator[Host]:
+    """A machine with two groups that serve, and go on through all of the tests."""
+    with boot_once(program=installed.REAL, binds=[(tiny, "/srv/model")]) as host:
         host.write_real_group("a", A)
         host.write_real_group("b", B)
         host.start()

@@ -82,6 +82,7 @@ def fails_and_comes_back(
     before, others, answering = host.lives(A), host.lives(B), engine.pid
     fail(host)
     took = host.until_back(A, [pid for pid, _ in before])
+    print(f"back after {took:.2f} s")
     assert took <= within
     assert [generation for _, generation in host.lives(A)] == [found for _, found in before]
     for instance in A:
@@ -93,4 +94,5 @@ def fails_and_comes_back(
     engine.until_answered()
     assert engine.pid == answering
     assert {answer["answer"] for answer in engine.answers()} == {demo.ANSWER}
+    print(f"no answer for {engine.longest_silence:.2f} s at most")
     assert engine.longest_silence < SILENCE_S

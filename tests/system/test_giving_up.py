@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 
+from tests.system import installed
+from tests.system.conftest import Boot
 from tests.system.host import Host, group
 
 A = ("CPU-0", "CPU-1")
@@ -11,13 +16,14 @@ B = ("CPU-2",)
 
 
 @pytest.fixture
-def given_up(real: Host) -> Host:
+def given_up(boot_once: Boot, tiny: Path) -> Iterator[Host]:
     """Group `a` was killed until systemd gave it up; group `b` serves."""
-    real.write_real_group("a", A, burst=2, interval_s=600)
-    real.write_real_group("b", B)
-    real.start()
-    fail_for_good(real)
-    return real
+    with boot_once(program=installed.REAL, binds=[(tiny, "/srv/model")]) as host:
+        host.write_real_group("a", A, burst=2, interval_s=600)
+        host.write_real_group("b", B)
+        host.start()
+        fail_for_good(host)
+        yield host
 
 
 def fail_for_good(host: Host) -> None:

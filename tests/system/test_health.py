@@ -27,9 +27,9 @@ print(json.dumps({{"took": sorted(took), "statuses": list(statuses)}}))
 
 
 @pytest.fixture(scope="module")
-def host(boot: Boot) -> Iterator[Host]:
+def host(boot_once: Boot) -> Iterator[Host]:
     """A machine with both groups, and a rank that no watchdog looks after."""
-    with demo.booted(boot) as host:
+    with demo.booted(boot_once) as host:
         host.machine.write(
             f"/run/systemd/system/{rank(A[1])}.d/watchdog.conf", "[Service]\nWatchdogSec=0\n"
         )
@@ -54,7 +54,9 @@ def conditions(host: Host) -> dict[str, str]:
 
 def test_a_stuck_rank_is_told_of_soon_and_is_the_only_one(host: Host, stuck: float) -> None:
     host.until(lambda: conditions(host)[A[1]] == "stuck", "word of the stuck rank")
-    assert time.monotonic() - stuck <= STUCK_S
+    took = time.monotonic() - stuck
+    print(f"told of after {took:.1f} s")
+    assert took <= STUCK_S
     assert conditions(host) == {A[0]: "serving", A[1]: "stuck", B[0]: "serving"}
     assert host.health()[0] == 503
     done = host.ctl("status")
@@ -64,17 +66,17 @@ def test_a_stuck_rank_is_told_of_soon_and_is_the_only_one(host: Host, stuck: flo
 
 @pytest.mark.timeout(180)
 def test_ten_thousand_probes_wait_for_no_rank(host: Host, stuck: float) -> None:
-    if host.machine.version >= 254:
-        pytest.skip("a minute, and systemd takes no part in it")
     host.until(lambda: conditions(host)[A[1]] == "stuck", "word of the stuck rank")
     found = probed(host)
     took = found["took"]
     assert found["statuses"] == [503]
     assert len(took) == REQUESTS
-    assert 1000 * took[int(0.99 * REQUESTS)] <= P99_MS
+    p99_ms = 1000 * took[int(0.99 * REQUESTS)]
+    print(f"p99 {p99_ms:.1f} ms, median {500 * (took[4999] + took[5000]):.1f} ms")
+    assert p99_ms <= P99_MS
 
 
-def probed(host: Host) -> dict:
+def probed(host: Host) -> dict[str, list[float]]:
     """What came of all the requests; each is timed from when it was due."""
     command = ["env", "PYTHONPATH=/usr/lib/preloadd:/opt/tests", "/opt/venv/bin/python"]
     with host.machine.running(*command, "-c", PROBE) as probe:

@@ -42,6 +42,8 @@ def test_all_serves_once_the_machine_is_up(serving: Host) -> None:
     assert serving.state("multi-user.target") == "active"
     assert conditions(serving) == (0, dict.fromkeys(ALL, "serving"))
     assert serving.health()[1]["healthy"]
+    # Manifest, one chunk, listener.
+    assert {serving.stored(instance) for instance in ALL} == {3}
 
 
 def test_an_engine_of_another_user_answers_from_each_group(serving: Host) -> None:

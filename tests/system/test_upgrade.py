@@ -12,7 +12,7 @@ import preloadd
 from tests.system import demo
 from tests.system.conftest import Boot
 from tests.system.demo import A, B
-from tests.system.host import Host, rank
+from tests.system.host import Host, group, rank
 
 ALL = (*A, *B)
 UNIT = "/usr/lib/systemd/system/preloadd@.service"
@@ -37,12 +37,14 @@ def generations(host: Host) -> list[str]:
     return [generation for _, generation in host.lives(ALL)]
 
 
-def assert_adopted(host: Host, before: list[tuple[int, str]]) -> None:
+def assert_adopted(
+    host: Host, before: list[tuple[int, str]], instances: tuple[str, ...] = ALL
+) -> None:
     """Every rank is another process that has the weights of `before`, and has read nothing."""
-    after = host.lives(ALL)
+    after = host.lives(instances)
     assert [generation for _, generation in after] == [generation for _, generation in before]
     assert not {pid for pid, _ in after} & {pid for pid, _ in before}
-    for instance in ALL:
+    for instance in instances:
         told = host.told_by(instance)
         assert told.adopted
         assert (told.counters["loads"], told.counters["bytes_read"]) == (0, 0)
@@ -55,6 +57,13 @@ def test_the_manager_is_renewed_and_nothing_happens(serving: Host, what: str) ->
     serving.machine.systemctl(what)
     assert serving.lives(ALL) == before
     assert {instance: serving.stored(instance) for instance in ALL} == stored
+
+
+def test_a_restart_of_one_group_adopts_and_leaves_the_other(serving: Host) -> None:
+    before, others = serving.lives(A), serving.lives(B)
+    serving.machine.systemctl("restart", group("a"))
+    assert_adopted(serving, before, A)
+    assert serving.lives(B) == others
 
 
 def test_a_restart_after_the_manager_was_renewed_adopts(serving: Host) -> None:
@@ -119,6 +128,7 @@ def test_a_stop_frees_the_memory_and_a_start_loads(serving: Host) -> None:
     assert not files & weight_files(serving)
     # Others on this machine have shared memory, too.
     serving.until(lambda: shared - shmem() > nbytes / 2, "memory that was given back")
+    print(f"{(shared - shmem()) / 2**20:.0f} of {nbytes / 2**20:.0f} MiB given back")
     serving.start()
     assert not set(before) & set(generations(serving))
     for instance in ALL:

@@ -38,6 +38,11 @@ def test_a_wrong_option_is_named(given, told):
     assert told in str(caught.value)
 
 
+def test_what_is_no_table_is_refused():
+    with pytest.raises(ConfigError, match="options are 'copy': expected a table"):
+        Options.parse("copy")
+
+
 def test_all_faults_are_told_at_once():
     with pytest.raises(ConfigError) as caught:
         Options.parse({"x": 1, "y": 2, "mode": 3})

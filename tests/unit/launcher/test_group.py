@@ -100,10 +100,18 @@ def test_one_ranks_end_ends_the_group_with_its_code(stage, before, last, code):
     assert "killing" not in outcome.shown
 
 
-def test_last_words_of_a_rank_are_told(stage):
-    stage.script("CPU-0", [["notify", "STATUS=reading"], ["notify", "STATUS=no disk"], ["exit", 7]])
-    outcome = stage.run(stage.launch("CPU-0"))
-    assert "CPU-0 ended with status 7, after it said: no disk\n" in outcome.shown
+@pytest.mark.parametrize(
+    ("status", "told"),
+    [
+        ("loading 37%", "stopping: CPU-0 ended with status 7 while loading 37%\n"),
+        ("serving a model", "stopping: CPU-0 ended with status 7\n"),
+    ],
+)
+def test_what_a_rank_was_doing_when_it_ended_is_told(stage, status, told):
+    stage.script(
+        "CPU-0", [["notify", "STATUS=opening"], ["notify", f"STATUS={status}"], ["exit", 7]]
+    )
+    assert told in stage.run(stage.launch("CPU-0")).shown
 
 
 def test_reason_that_a_rank_gave_for_its_end_is_told(stage):
