@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from preloadd.domain.amounts import percent
 from preloadd.domain.files import FileIdentity
 from preloadd.domain.ids import DeviceId, Role
 from preloadd.domain.key import CHECKPOINT, Key, differences, digest_method
@@ -224,5 +225,5 @@ def _progress(reply: m.NotAvailable) -> str:
     if reply.reason is not m.Reason.LOADING or not reply.total:
         return f"the daemon has no weights now ({reply.reason}): {reply.detail}"
     return (
-        f"the daemon is still loading ({100 * reply.done // reply.total}% of {reply.total:,} bytes)"
+        f"the daemon is still loading ({percent(reply.done, reply.total)} of {reply.total:,} bytes)"
     )

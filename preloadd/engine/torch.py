@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import torch
 
@@ -19,11 +18,12 @@ from preloadd.engine.discovery import host_device
 from preloadd.engine.native import WHOLE, NativeCheckpoint
 from preloadd.engine.options import Options
 from preloadd.frameworks.torch import host_chunk, views
+from preloadd.linux.owner import Owner
 from preloadd.memory.host import HostMapper
 from preloadd.weights.checkpoint.digest_cache import cache_folder_of
 
 
-class Weights:
+class Weights(Owner):
     """One generation's tensors by the names of the checkpoint.
 
     With `zero_copy` they are views of memory that others share: writing to one ends the process.
@@ -77,17 +77,6 @@ class Weights:
     def __repr__(self) -> str:
         held = "held" if self._attachment is not None else "given back"
         return f"<{len(self.tensors)} tensors, {self.mode}, lease {held}>"
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _end(self) -> None:
         if self._attachment is not None:

@@ -7,13 +7,12 @@ import socket
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from preloadd.domain.ids import Instance
 from preloadd.errors import ConfigError
 from preloadd.launcher.processes import Process, child_environ
 from preloadd.linux.fds import is_exhausted
+from preloadd.linux.owner import Owner
 
 LISTENER = "http"
 """Name under which the supervisor inherits the listening socket."""
@@ -43,7 +42,7 @@ def listen(host: str, port: int) -> socket.socket:
         ) from error
 
 
-class Health:
+class Health(Owner):
     """Owns the listening socket, which outlives the child that serves it, and that child."""
 
     def __init__(
@@ -74,14 +73,3 @@ class Health:
         """Kill the child if it lives, and refuse connections from now on."""
         self.process.close()
         self._listener.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

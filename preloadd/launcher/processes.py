@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Mapping, Sequence
-from types import TracebackType
-from typing import Self
 
 from preloadd.linux.notify import without_manager
+from preloadd.linux.owner import Owner
 from preloadd.linux.process import Child, spawn
 
 
-class Process:
+class Process(Owner):
     """One command with its environment; owns the child that runs it, if one does."""
 
     def __init__(self, command: Sequence[str], environ: Mapping[str, str]) -> None:
@@ -63,17 +62,6 @@ class Process:
         if self._child is not None:
             self._child.close()
             self._child = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _living(self) -> Child:
         if self._child is None:

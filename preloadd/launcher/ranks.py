@@ -9,8 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import msgspec
 
@@ -23,6 +21,7 @@ from preloadd.linux.fdstore import FdStore
 from preloadd.linux.locks import Lock
 from preloadd.linux.memfd import sealed_bytes
 from preloadd.linux.notify import PROGRESS, Notification, NotifySocket
+from preloadd.linux.owner import Owner
 from preloadd.protocol.messages import SETTINGS
 
 MAX_PARKED = 1024
@@ -44,7 +43,7 @@ class Trouble:
 News = Ready | Report | Trouble
 
 
-class Rank:
+class Rank(Owner):
     """Owns everything of one rank that must not outlive the launcher; `close` ends it all.
 
     `ready` says whether this life serves, `served` whether any ever did; `status` is what this
@@ -112,17 +111,6 @@ class Rank:
     def close(self) -> None:
         """Kill the rank if it still lives, remove its socket, and let go of what it parked."""
         self._owned.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _follow(self, message: Notification) -> Iterator[News]:
         """Do what the rank asks. Descriptors are stored or closed, which answers a barrier."""

@@ -5,20 +5,17 @@ from __future__ import annotations
 import errno
 import os
 import resource
-from types import TracebackType
 from typing import Self
 
 from preloadd.errors import OutOfDescriptors
+from preloadd.linux.owner import Owner
 
 MAX_FDS = 253
 """Descriptors one packet can carry: the kernel's SCM_MAX_FD."""
 
 
-class OwnedFd:
-    """One descriptor with one owner. Closing twice is harmless, using it after is an error.
-
-    There is no `__del__`: a leak is found by tests, not hidden by the collector.
-    """
+class OwnedFd(Owner):
+    """One descriptor with one owner. Closing twice is harmless, using it after is an error."""
 
     __slots__ = ("_fd",)
 
@@ -56,17 +53,6 @@ class OwnedFd:
         """Close the descriptor unless that was done or it was taken."""
         if self._fd >= 0:
             os.close(self.take())
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return "OwnedFd(closed)" if self.closed else f"OwnedFd({self._fd})"

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import select
 from collections.abc import Iterable
-from types import TracebackType
-from typing import Self
 
 from preloadd.errors import OutOfDescriptors
 from preloadd.linux.fds import OwnedFd
+from preloadd.linux.owner import Owner
 
 
-class FdStore:
+class FdStore(Owner):
     """Owns descriptors, several per name if need be, at most `limit` of them."""
 
     def __init__(self, limit: int) -> None:
@@ -70,17 +69,6 @@ class FdStore:
         """Close everything."""
         self._drop(self._stored)
         self._epoll.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _watch(self, fd: int) -> None:
         try:

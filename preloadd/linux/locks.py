@@ -12,19 +12,19 @@ import os
 import stat
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from preloadd.domain.lines import one_line
 from preloadd.errors import AlreadyRunning, InsecurePath
 from preloadd.linux.fds import OwnedFd
+from preloadd.linux.owner import Owner
 from preloadd.linux.paths import unusable
 
 FILE_NAME = "rank.lock"
 _MAX_NUMBER = 32
 
 
-class Lock:
+class Lock(Owner):
     """A held lock. Children that inherit its descriptor would share it, so it is close-on-exec."""
 
     def __init__(self, fd: OwnedFd) -> None:
@@ -58,17 +58,6 @@ class Lock:
     def close(self) -> None:
         """Give the lock back."""
         self._fd.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def holder(path: Path) -> int | None:

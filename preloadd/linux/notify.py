@@ -17,14 +17,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from sdnotify import SystemdNotifier
 
 from preloadd.errors import ConfigError, ProtocolViolation
 from preloadd.linux import ancillary
 from preloadd.linux.fds import MAX_FDS, OwnedFd
+from preloadd.linux.owner import Owner
 from preloadd.linux.paths import unusable
 from preloadd.linux.seqpacket import Pressure, check_length, pressure, set_send_timeout
 
@@ -186,7 +185,7 @@ class Notification:
             fd.close()
 
 
-class NotifySocket:
+class NotifySocket(Owner):
     """The manager's end, at `path` in a private folder. Removed on close."""
 
     def __init__(self, path: Path) -> None:
@@ -226,17 +225,6 @@ class NotifySocket:
         """Remove the path and close the socket."""
         self.path.unlink(missing_ok=True)
         self._socket.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def watchdog_interval(environ: Mapping[str, str]) -> float | None:

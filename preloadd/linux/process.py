@@ -10,11 +10,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from signal import SIGKILL, pidfd_send_signal
-from types import TracebackType
-from typing import Self
 
 from preloadd.linux import trampoline
 from preloadd.linux.fds import OwnedFd
+from preloadd.linux.owner import Owner
 
 _TRAMPOLINE = str(Path(trampoline.__file__))
 
@@ -22,7 +21,7 @@ NOT_STARTED = (trampoline.NOT_EXECUTABLE, trampoline.NOT_FOUND)
 """Exit statuses of a child whose command could not be executed."""
 
 
-class Child:
+class Child(Owner):
     """A process this one started and must reap: by `poll`, by `wait` or by `close`.
 
     One that leads its own group takes the group along: what its leader left behind is killed
@@ -97,17 +96,6 @@ class Child:
         self.signal(SIGKILL)
         self.wait()
         self._pidfd.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _ended(self, timeout: float | None) -> bool:
         waiting = select.poll()

@@ -11,13 +11,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from preloadd.domain.lines import one_line
 from preloadd.errors import ConfigError, ProtocolViolation
 from preloadd.linux import ancillary
 from preloadd.linux.fds import OwnedFd
+from preloadd.linux.owner import Owner
 from preloadd.linux.paths import unusable
 
 MAX_PATH = 107
@@ -98,7 +97,7 @@ def listen(path: Path, mode: int, backlog: int, *, group: int = -1) -> socket.so
         return reserved.listen(backlog)
 
 
-class Reservation:
+class Reservation(Owner):
     """A socket that is bound beside `path` and owned by this, until `listen` lets it be seen there.
 
     So what stands in its way is told by the time this is made, as `listen` above tells it.
@@ -134,17 +133,6 @@ class Reservation:
     def close(self) -> None:
         """Give up a socket that does not listen yet."""
         self._undo.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def remove(path: Path) -> None:

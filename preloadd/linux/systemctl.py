@@ -12,8 +12,6 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from types import TracebackType
-from typing import Self
 
 from preloadd.errors import (
     ConfigError,
@@ -21,6 +19,7 @@ from preloadd.errors import (
     ServiceManagerDenied,
     ServiceManagerError,
 )
+from preloadd.linux.owner import Owner
 
 QUERY_TIMEOUT = 5.0
 """Seconds that systemd has to answer a question."""
@@ -218,7 +217,7 @@ class Systemctl:
             ) from error
 
 
-class Job:
+class Job(Owner):
     """A job that systemd works on. Closing it only ends the waiting, never the job."""
 
     def __init__(self, owner: Systemctl, verb: Verb, process: subprocess.Popen[str]) -> None:
@@ -241,17 +240,6 @@ class Job:
         self._process.kill()
         with self._process:
             pass
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def parse_show(text: str) -> tuple[Unit, ...]:

@@ -14,6 +14,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from preloadd.domain.access import Peer, Policy, may_attach
+from preloadd.domain.amounts import percent
 from preloadd.domain.files import FileIdentity
 from preloadd.domain.ids import Instance
 from preloadd.domain.leases import Lease
@@ -189,11 +190,9 @@ class Daemon:
 
     def _progressed(self, progress: Progress) -> None:
         self._service.progressed(progress)
-        percent = f" {100 * progress.done // progress.total}%" if progress.total else ""
+        told = f"{progress.phase} {percent(progress.done, progress.total)}".rstrip()
         self._notifier.extend_timeout(self._settings.deadlines.silence)
-        self._notifier.progress(
-            f"{progress.phase}{percent}", progress.phase, progress.done, progress.total
-        )
+        self._notifier.progress(told, progress.phase, progress.done, progress.total)
 
     def _adopt(self, parked: Parked) -> Adoption:
         """What comes of `parked`; the checkpoint's error if neither that nor a load can succeed."""

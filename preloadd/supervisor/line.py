@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from preloadd.errors import AccessDenied, ErrorCode, PreloadError, ProtocolViolation, Unavailable
 from preloadd.linux import seqpacket
 from preloadd.linux.fds import OwnedFd
+from preloadd.linux.owner import Owner
 from preloadd.protocol.connection import ClientConnection
 from preloadd.protocol.messages import NotAvailable, Reason, Refused, Status, StatusTold
 from preloadd.transport.aio import Link
 from preloadd.transport.blocking import not_connected
 
 
-class Line:
+class Line(Owner):
     """Owns a connected socket. After an error it can only be closed."""
 
     def __init__(self, sock: socket.socket, path: Path) -> None:
@@ -74,17 +74,6 @@ class Line:
     def close(self) -> None:
         """Hang up."""
         self._link.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _gone(self) -> Unavailable:
         return Unavailable(

@@ -9,12 +9,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 from preloadd.errors import AccessDenied, PreloadError, Unavailable
 from preloadd.linux import seqpacket
 from preloadd.linux.fds import OwnedFd, exhausted, is_exhausted
+from preloadd.linux.owner import Owner
 from preloadd.linux.seqpacket import Packet, Pressure
 from preloadd.protocol import codec
 from preloadd.protocol.connection import ClientConnection
@@ -86,7 +86,7 @@ class Link:
         self._sock.settimeout(None if remaining == math.inf else remaining)
 
 
-class Client:
+class Client(Owner):
     """One connection to a daemon, which it owns. After an error that is raised it is closed.
 
     Once a lease was granted, the connection is the lease: it lasts until `close`.
@@ -140,17 +140,6 @@ class Client:
         """Hang up, and so end the lease if there is one."""
         self._connection.receive_eof()
         self._link.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _receive(self, deadline: float) -> Answer:
         packet = self._link.receive(deadline=deadline)
