@@ -11,7 +11,7 @@ INSTALLED := $(VENV)/.installed
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --use-pep517
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-unit lint constraints clean
+.PHONY: help demo test test-unit test-gpu lint constraints clean
 
 help: ## say what there is to make
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 24
@@ -25,6 +25,9 @@ test: $(INSTALLED) ## all linters and all tests
 
 test-unit: $(INSTALLED) ## the unit tests alone
 	$(RUN) -m pytest tests/unit
+
+test-gpu: $(INSTALLED) ## the tests that need a CUDA device
+	$(RUN) -m pytest -m gpu tests/gpu tests/contract
 
 lint: $(INSTALLED) ## the linters alone
 	$(RUN) -m pytest -p no:randomly tests/unit/test_static.py

@@ -53,7 +53,7 @@ def measure(model: Path, runs: int) -> dict[str, float]:
     """Times in milliseconds, memory in MB."""
     with tempfile.TemporaryDirectory(prefix="preloadd-bench-") as folder:
         with Daemon(model, Path(folder)) as daemon:
-            options = {"socket_dir": daemon.sockets}
+            options = {"memory": "host", "socket_dir": daemon.sockets}
 
             def attach() -> None:
                 attach_checkpoint(model, options=options).close()

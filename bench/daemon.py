@@ -18,11 +18,13 @@ PATIENCE_S = 120.0
 
 
 class Daemon:
-    """`preloadd run --restart-ranks` on one model, as long as the block lasts."""
+    """`preloadd run --restart-ranks` on one model, as long as the block lasts; in host memory
+    unless `flags` say otherwise."""
 
     def __init__(self, model: Path, folder: Path, *flags: str) -> None:
         self.sockets = folder / "sockets"
-        self._argv = [sys.executable, "-m", "preloadd", "run", "--restart-ranks", *flags]
+        self._argv = [sys.executable, "-m", "preloadd", "run", "--restart-ranks"]
+        self._argv += ["--memory", "host", *flags]
         self._argv += ["--log-level", "warning", "--model", os.fspath(model)]
         self._argv += ["--weight-cache-socket-dir", os.fspath(self.sockets)]
         self._process: subprocess.Popen[bytes] | None = None

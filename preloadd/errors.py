@@ -4,10 +4,13 @@
 
     PreloadError
     ├── ConfigError            a setting is wrong, or settings contradict each other
+    │   └── UnsupportedPlatformForIPCError  this engine has no GPU memory to share
     ├── CheckpointError        files of the checkpoint cannot be loaded as they are
     ├── ModelNotFound          the model is neither a folder nor in the Hugging Face cache
     ├── UnsupportedModel       the builder does not know how to do this with this architecture
     ├── OutOfRoom              not enough memory, said before loading
+    ├── NoSuchDevice           the GPU is not to be seen from here, or none is
+    ├── DeviceFailed           the GPU's driver answered with an error, or the GPU is lost
     ├── OutOfDescriptors       a descriptor limit was reached
     ├── ReadFailed             the disk answered with an error
     ├── AlreadyRunning         another daemon serves this device
@@ -43,6 +46,8 @@ class ErrorCode(StrEnum):
     UNSUPPORTED = "unsupported"
     NO_ROOM = "no-room"
     NO_DESCRIPTORS = "no-descriptors"
+    NO_DEVICE = "no-device"
+    DEVICE_FAILED = "device-failed"
     READ_FAILED = "read-failed"
     ALREADY_RUNNING = "already-running"
     INSECURE = "insecure"
@@ -63,6 +68,8 @@ EXIT_STATUS: dict[ErrorCode, int] = {
     ErrorCode.UNSUPPORTED: 64,
     ErrorCode.NO_ROOM: 73,
     ErrorCode.NO_DESCRIPTORS: 71,
+    ErrorCode.NO_DEVICE: 68,
+    ErrorCode.DEVICE_FAILED: 79,
     ErrorCode.READ_FAILED: 74,
     ErrorCode.ALREADY_RUNNING: 75,
     ErrorCode.INSECURE: 77,
@@ -92,6 +99,12 @@ class ConfigError(PreloadError):
     code = ErrorCode.CONFIG
 
 
+class UnsupportedPlatformForIPCError(ConfigError):
+    """This engine has no GPU memory to share, and did not ask for memory of the host instead."""
+
+    code = ErrorCode.UNSUPPORTED
+
+
 class CheckpointError(PreloadError):
     """Files of the checkpoint cannot be loaded as they are; the text names file and tensor."""
 
@@ -118,8 +131,9 @@ class OutOfRoom(PreloadError):
     def __init__(self, *, wanted: int, free: int, limit: str) -> None:
         self.wanted, self.free, self.limit = wanted, free, limit
         super().__init__(
-            f"the weights need {wanted:,} bytes but {limit} leaves {free:,}: "
-            "free memory, raise the limit, or use a smaller model or more ranks"
+            f"the weights need {wanted:,} bytes but {limit} leaves {free:,}, so "
+            f"{wanted - free:,} are missing: free memory, raise the limit, or use a smaller model or "
+            "more ranks"
         )
 
 
@@ -127,6 +141,18 @@ class OutOfDescriptors(PreloadError):
     """A descriptor limit was reached; the text names the limit and how to raise it."""
 
     code = ErrorCode.NO_DESCRIPTORS
+
+
+class NoSuchDevice(PreloadError):
+    """The GPU is not to be seen from here, cannot share memory by descriptors, or none is there."""
+
+    code = ErrorCode.NO_DEVICE
+
+
+class DeviceFailed(PreloadError):
+    """The GPU's driver answered with an error, or the GPU is lost; the text has its own words."""
+
+    code = ErrorCode.DEVICE_FAILED
 
 
 class ReadFailed(PreloadError):

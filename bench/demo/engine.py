@@ -58,7 +58,7 @@ class Engine:
             self._model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
         else:
             self._model = from_pretrained(
-                folder, options={"socket_dir": socket_dir, "fallback": False}
+                folder, options=_options(socket_dir) | {"fallback": False}
             )
         for parameter in self._model.parameters():
             # What a load only put off is paid here, as the first token would.
@@ -88,10 +88,14 @@ def _attach_ms(folder: Path, socket_dir: Path) -> float:
     took = []
     for _ in range(11):
         started = time.perf_counter()
-        with attach_checkpoint(folder, options={"socket_dir": socket_dir}) as weights:
+        with attach_checkpoint(folder, options=_options(socket_dir)) as weights:
             took.append(1000 * (time.perf_counter() - started))
             assert weights.tensors
     return statistics.median(took)
+
+
+def _options(socket_dir: Path) -> dict[str, object]:
+    return {"memory": "host", "socket_dir": socket_dir}
 
 
 def _tell(what: dict[str, object]) -> None:

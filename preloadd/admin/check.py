@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 
+from preloadd.admin import devices
 from preloadd.admin.service import Service, service
 from preloadd.admin.world import World
 from preloadd.config.files import HOST_FILE, Fault
@@ -160,6 +161,8 @@ def _look_at(
         faults.append(
             Fault(file, key, f"{python} cannot run a loader: {why} (install what is missing there)")
         )
+    else:
+        faults += devices.faults(group, file, trial, python)
     try:
         folder = locate(group.model, group.revision, environ=trial.environ)
     except ModelNotFound as error:

@@ -56,7 +56,5 @@ def _devices(item: str, gpus: Sequence[str]) -> list[str]:
     found = [gpu for gpu in gpus if gpu.startswith(item)]
     if len(found) == 1:
         return found
-    if item.startswith("GPU-"):
-        which = f"fits {', '.join(found)}" if found else "fits no GPU of this host"
-        raise ConfigError(f"{item!r} {which} (write more of it; `nvidia-smi -L` lists all)")
-    return [item]
+    which = f"fits {', '.join(found)}" if found else "fits no GPU of this host"
+    raise ConfigError(f"{item!r} {which} (write more of it; `nvidia-smi -L` lists all)")

@@ -48,27 +48,31 @@ class Service:
 
     def fails(self, command: Sequence[str]) -> str:
         """What a command says last when it fails; empty if it does not."""
+        return self.answer(command)[0]
+
+    def answer(self, command: Sequence[str], **more: str) -> tuple[str, bytes]:
+        """What a command says last when it fails, empty if it does not, and what it wrote to its
+        standard output; with `more` in its environment."""
         try:
             done = subprocess.run(  # noqa: S603 the administrator's own interpreter
                 command,
-                env=dict(self.environ),
+                env={**self.environ, **more},
                 cwd="/",
                 capture_output=True,
                 check=False,
                 timeout=TIMEOUT_S,
-                text=True,
-                errors="replace",
                 stdin=subprocess.DEVNULL,
                 **self.identity,
             )
         except OSError as error:
-            return f"{command[0]}: {error.strerror}"
+            return f"{command[0]}: {error.strerror}", b""
         except subprocess.TimeoutExpired:
-            return f"{command[0]} did not finish within {TIMEOUT_S:g} s"
+            return f"{command[0]} did not finish within {TIMEOUT_S:g} s", b""
         if done.returncode == 0:
-            return ""
-        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-        return lines[-1] if lines else f"{command[0]} ended with status {done.returncode}"
+            return "", done.stdout
+        text = done.stderr.decode(errors="replace")
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        return lines[-1] if lines else f"{command[0]} ended with status {done.returncode}", b""
 
     @contextmanager
     def _acting(self) -> Iterator[None]:

@@ -77,6 +77,11 @@ class Rank:
         return self.condition is Condition.SERVING
 
     @property
+    def warning(self) -> str:
+        """What a rank that serves has to say all the same; empty if nothing."""
+        return self.detail if self.serving else ""
+
+    @property
     def place(self) -> str:
         """What tells it from all others, now and later."""
         return self.unit or self.socket

@@ -30,6 +30,7 @@ def overview(seen: Overview, paper: Paper) -> str:
     table = paper.table(heads, map(_rank, seen.ranks), whole=["STATE", "WEIGHTS", "ENGINES"])
     quiet = (Condition.SERVING, Condition.STOPPED)
     more = [_explanation(rank) for rank in seen.ranks if rank.condition not in quiet]
+    more += [_warning(rank) for rank in seen.ranks if rank.warning]
     more += [f"{group.name}: it has no ranks" for group in seen.groups if not group.ranks]
     return table + paper.lines([*more, *_notes(seen.notes), _sum(seen)])
 
@@ -146,7 +147,7 @@ def _facts(rank: Rank) -> list[tuple[str, str]]:
     uptime = f", up {duration(rank.uptime_s)}" if rank.uptime_s else ""
     came_by = f" ({_came_by(rank)})"
     facts = [
-        ("why", explained(rank)),
+        ("warning" if rank.warning else "why", explained(rank)),
         ("model", rank.model),
         ("weights", f"{size(rank.arena_bytes)}{tensors}" if rank.arena_bytes else ""),
         ("memory", rank.backend),
@@ -193,6 +194,11 @@ def _explanation(rank: Rank) -> Cell:
         _remedy(rank),
     ]
     return Styled(harmless(": ".join(part for part in parts if part)), _style(rank))
+
+
+def _warning(rank: Rank) -> Cell:
+    told = f"{rank.group or '-'} {rank.instance}: warning: {rank.warning}"
+    return Styled(harmless(told), _BUSY)
 
 
 def _remedy(rank: Rank) -> str:

@@ -76,6 +76,8 @@ def _changed(old: Rank | None, new: Rank) -> Iterator[str]:
         yield f"{name}: {was} -> {state(new)}{f': {detail}' if detail else ''}"
     elif old.pid != new.pid:
         yield f"{name}: {new.condition} as process {new.pid}, was {old.pid}"
+    elif new.warning and old.warning != new.warning:
+        yield f"{name}: warning: {new.warning}"
     if old is None or old.lease_count is None or new.lease_count is None:
         return
     had, has = ({(e.client, e.pid) for e in rank.leases} for rank in (old, new))

@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BeforeValidator, ByteSize, Field
 from preloadd.config.faults import validated
 from preloadd.config.files import Document, Fault, Layers
 from preloadd.config.strict import (
-    ChunkBytes,
+    MaybeChunkBytes,
     MaybePath,
     MaybeText,
     Name,
@@ -26,44 +26,40 @@ from preloadd.config.strict import (
     later,
     listed,
 )
-from preloadd.domain.ids import DeviceId, Instance, device_id
+from preloadd.domain.ids import DeviceId, Instance, device_id, on_host
 from preloadd.domain.placement import ExpertPlacement, Parallel
-from preloadd.domain.settings import Access
+from preloadd.domain.settings import CHUNK_BYTES, Access, Memory
 from preloadd.errors import ConfigError
 
 ALL = "all"
 APPLY = "`preloadd admin config apply`"
 
-_UUID = re.compile(r"[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}\Z")
+# As drivers write them: NVIDIA's, and AMD's shorter one.
+_UUID = r"[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}"
+_FULL = re.compile(rf"(?:(?:GPU|MIG)-{_UUID}|GPU-[0-9a-f]{{16}})\Z")
+_AMD = re.compile(r"GPU-[0-9a-f]{16}\Z")
 
 
 def is_full(device: str) -> bool:
-    """Whether a GPU is written with its whole UUID; true of everything that is no GPU."""
-    return not device.startswith("GPU-") or bool(_UUID.match(device.removeprefix("GPU-")))
+    """Whether a GPU or a part of one is written with its whole UUID; true of all that is none."""
+    return not device.startswith(("GPU-", "MIG-")) or bool(_FULL.match(device))
 
 
 def _device(value: str) -> str:
-    if value == ALL or re.match(r"(?:GPU|MIG)-", value):
-        raise ValueError(_not_yet(value))
+    if value == ALL or not is_full(value):
+        raise ValueError(
+            f"{value!r} is no GPU's whole UUID (write it in full, as `nvidia-smi -L` does; {APPLY} "
+            'does that for "all" and for the beginning of a GPU\'s)'
+        )
     if value.isascii() and value.isdigit():
         raise ValueError(
             f"{value!r} is a number, and numbers of GPUs change between boots (name the device: "
-            "CPU-0 for host memory)"
+            "a GPU by its UUID, CPU-0 for host memory)"
         )
     try:
         return device_id(value)
     except ConfigError as error:
         raise ValueError(f"{error} (name the device in full)") from None
-
-
-def _not_yet(value: str) -> str:
-    remedy = "give host devices: CPU-0, CPU-1, …"
-    if value != ALL and is_full(value):
-        return f"{value}: memory of GPUs: not in this version ({remedy})"
-    return (
-        f"{value!r} stands for GPUs that only {APPLY} can look up, and memory of GPUs: not in this "
-        f"version ({remedy})"
-    )
 
 
 def _distinct(value: tuple[str, ...]) -> tuple[str, ...]:
@@ -79,12 +75,6 @@ def _model(value: str) -> str:
             f"{value!r} depends on a current or home folder, and the service has neither of yours "
             "(give an absolute path, or an id such as org/name)"
         )
-    return value
-
-
-def _memory(value: str) -> str:
-    if value == "cuda":
-        raise ValueError('memory of GPUs: not in this version (write "host", or leave the key out)')
     return value
 
 
@@ -167,20 +157,33 @@ class Group(Strict):
     builder: Annotated[Literal["native", "vllm"], later("the builder 'vllm'", default="native")] = (
         "native"
     )
-    memory: Annotated[Literal["auto", "host", "cuda"], AfterValidator(_memory)] = "auto"
+    memory: Literal["auto", "host", "cuda", "hip"] = "auto"
+    reader: Literal["pread", "instanttensor"] = "pread"
     python: MaybePath = ""
     engine_args: Annotated[
         dict[str, object],
         later("arguments of an engine, which the builder 'vllm' needs", default={}),
     ] = Field(default_factory=dict)
     digest: Literal["sampled", "full"] = "sampled"
-    chunk_bytes: ChunkBytes = ByteSize(1 << 30)
+    chunk_bytes: MaybeChunkBytes = ByteSize(0)
     parallel: Sizes = Sizes()
     draft: Draft = Draft()
     access: Allowed = Allowed()
     warmup: Warmup = Warmup()
     seed: Seed = Seed()
     restart: Restart = Restart()
+
+    @property
+    def backend(self) -> Memory:
+        """Where the weights live; "auto" is what the devices have."""
+        if self.memory != "auto":
+            return Memory(self.memory)
+        return _memory_of(self.gpus[0])
+
+    @property
+    def largest_chunk(self) -> int:
+        """The largest single allocation."""
+        return int(self.chunk_bytes) or CHUNK_BYTES[self.backend]
 
     @property
     def instances(self) -> tuple[Instance, ...]:
@@ -199,7 +202,8 @@ def judge(document: Document) -> tuple[Group | None, list[Fault]]:
     layers = Layers()
     layers.lay(origin, {"name": document.path.stem, **document.table})
     group, faults = validated(Group, layers, origin)
-    faults += [fault for fault in (_miscounted(document), _drafted(document)) if fault]
+    checks = (_contradicting, _misread, _miscounted, _drafted)
+    faults += [fault for check in checks if (fault := check(document))]
     return (None if faults else group), faults
 
 
@@ -227,6 +231,53 @@ def _miscounted(document: Document) -> Fault | None:
         f"lists {len(gpus)} devices, but [parallel] makes {parts} = {found.parallel.world} ranks "
         "(list one device for each rank, or change the sizes)",
     )
+
+
+def _memory_of(device: str) -> Memory:
+    if on_host(device):
+        return Memory.HOST
+    return Memory.HIP if _AMD.match(device) else Memory.CUDA
+
+
+def _contradicting(document: Document) -> Fault | None:
+    """The fault of devices and memory that do not belong together, as far as they are known."""
+    memory = document.table.get("memory", "auto")
+    _, devices = claims(document)
+    kinds = {_memory_of(device) for device in devices if _is_device(device)}
+    named = ", ".join(devices)
+    if len(kinds) > 1:
+        return Fault(
+            str(document.path),
+            "gpus",
+            f"lists devices of several kinds: {named} (a group's ranks hold their weights alike: "
+            "in host memory, or in that of one vendor's GPUs)",
+        )
+    if kinds and memory in set(Memory) - kinds:
+        remedy = f'write "{min(kinds)}", or leave the key out'
+        return Fault(
+            str(document.path), "memory", f"is {memory!r}, but gpus lists {named} ({remedy})"
+        )
+    return None
+
+
+def _misread(document: Document) -> Fault | None:
+    """The fault of a reader that cannot fill the memory of the devices."""
+    _, devices = claims(document)
+    kinds = {_memory_of(device) for device in devices if _is_device(device)}
+    if document.table.get("reader") != "instanttensor" or kinds <= {Memory.CUDA}:
+        return None
+    return Fault(
+        str(document.path),
+        "reader",
+        "'instanttensor' reads into the memory of CUDA devices only (leave the key out)",
+    )
+
+
+def _is_device(text: str) -> bool:
+    try:
+        return bool(device_id(text)) and is_full(text)
+    except ConfigError:
+        return False
 
 
 def _drafted(document: Document) -> Fault | None:

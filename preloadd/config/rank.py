@@ -10,7 +10,7 @@ from preloadd.config.group import Group, claims
 from preloadd.config.host import HostSettings, Survey, require_host, survey
 from preloadd.domain.ids import Instance, Role
 from preloadd.domain.placement import place
-from preloadd.domain.settings import Builder, Digest, Memory, ModelSettings, RankSettings
+from preloadd.domain.settings import Builder, Digest, ModelSettings, RankSettings, Reader
 from preloadd.errors import ConfigError
 
 Locate = Callable[[str, str], Path]
@@ -47,9 +47,10 @@ def rank_settings(
             name=group.model,
             revision=group.revision,
             builder=Builder(group.builder),
-            memory=Memory.HOST,
+            memory=group.backend,
+            reader=Reader(group.reader),
             digest=Digest(group.digest),
-            chunk_bytes=int(group.chunk_bytes),
+            chunk_bytes=group.largest_chunk,
             placement=place(group.parallel.parallel, group.instances.index(instance)),
         ),
         access=group.allowed,

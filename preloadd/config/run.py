@@ -6,13 +6,13 @@ Nothing deeper sees an unchecked value. The names of fields are the names of fla
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import (
     BaseModel,
     BeforeValidator,
-    ByteSize,
     ConfigDict,
     Field,
     StringConstraints,
@@ -25,12 +25,14 @@ from preloadd.config.strict import MAX_RANKS, ChunkBytes, LogLevel, Size
 from preloadd.domain.ids import DeviceId, Instance
 from preloadd.domain.placement import ExpertPlacement, Parallel, place
 from preloadd.domain.settings import (
+    CHUNK_BYTES,
     Access,
     Builder,
     Digest,
     Memory,
     ModelSettings,
     RankSettings,
+    Reader,
 )
 from preloadd.errors import ConfigError
 
@@ -49,6 +51,28 @@ def _absolute(value: object) -> object:
         ) from error
 
 
+def _split(value: object) -> object:
+    """Names with commas between them."""
+    return tuple(value.split(",")) if isinstance(value, str) else value
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """Where the weights of a group will live: the memory, and the device of each rank in order.
+
+    `told` says so to people, with the reason where nobody chose.
+    """
+
+    memory: Memory
+    devices: tuple[DeviceId, ...]
+    told: str
+
+    @property
+    def instances(self) -> tuple[Instance, ...]:
+        """The rank daemons of the group, in the order of ranks: all on this host."""
+        return tuple(map(Instance, self.devices))
+
+
 class RunOptions(BaseModel):
     """The flags of `preloadd run`, which arrive as text. Sizes are bytes."""
 
@@ -57,9 +81,11 @@ class RunOptions(BaseModel):
     model: _Text
     revision: str = ""
     builder: Builder = Builder.NATIVE
-    memory: Literal["auto", "host"] = "host"
+    memory: Literal["auto", "host", "cuda", "hip"] = "auto"
+    gpus: Annotated[tuple[_Text, ...], BeforeValidator(_split)] = ()
+    reader: Reader = Reader.PREAD
     digest: Digest = Digest.SAMPLED
-    chunk_bytes: ChunkBytes = ByteSize(1 << 30)
+    chunk_bytes: ChunkBytes | None = None
     tensor_parallel_size: Size = 1
     pipeline_parallel_size: Size = 1
     enable_expert_parallel: bool = False
@@ -82,6 +108,19 @@ class RunOptions(BaseModel):
             )
         return self
 
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.memory == "host" and self.gpus:
+            raise ValueError(
+                "--memory host and --gpus contradict each other: leave out the one or the other"
+            )
+        if self.memory in ("host", "hip") and self.reader is Reader.INSTANTTENSOR:
+            raise ValueError(
+                f"--reader instanttensor and --memory {self.memory}: it reads into the memory of "
+                "CUDA devices only: leave out --reader"
+            )
+        return self
+
     @property
     def parallel(self) -> Parallel:
         """The sizes of the group."""
@@ -91,16 +130,6 @@ class RunOptions(BaseModel):
             expert=self.enable_expert_parallel,
             expert_placement=self.expert_placement_strategy,
         )
-
-    @property
-    def instances(self) -> tuple[Instance, ...]:
-        """The rank daemons of the group, in the order of ranks: all on this host."""
-        return tuple(Instance(DeviceId(f"CPU-{rank}")) for rank in range(self.parallel.world))
-
-    @property
-    def backend(self) -> Memory:
-        """Where the bytes will live: what `auto` stands for on this version is host memory."""
-        return Memory.HOST
 
     @property
     def access(self) -> Access:
@@ -122,7 +151,13 @@ def flag(name: str) -> str:
 
 
 def rank_settings(
-    options: RunOptions, *, model: Path, socket_dir: Path, derived: bool, python: str = ""
+    options: RunOptions,
+    chosen: Chosen,
+    *,
+    model: Path,
+    socket_dir: Path,
+    derived: bool,
+    python: str = "",
 ) -> tuple[RankSettings, ...]:
     """The settings of every rank of the group, in the order of ranks.
 
@@ -136,13 +171,13 @@ def rank_settings(
             instance=str(instance),
             socket_dir=str(socket_dir),
             derived=derived,
-            model=_model_settings(options, model, rank),
+            model=_model_settings(options, chosen.memory, model, rank),
             access=options.access,
-            peers=tuple(str(peer) for peer in options.instances if peer != instance),
+            peers=tuple(str(peer) for peer in chosen.instances if peer != instance),
             log_level=options.log_level,
             python=python,
         )
-        for rank, instance in enumerate(options.instances)
+        for rank, instance in enumerate(chosen.instances)
     )
 
 
@@ -152,15 +187,16 @@ def _group_name(written: str, path: Path) -> str:
     return path.name if last in ("", ".", "..") else last
 
 
-def _model_settings(options: RunOptions, model: Path, rank: int) -> ModelSettings:
+def _model_settings(options: RunOptions, memory: Memory, model: Path, rank: int) -> ModelSettings:
     return ModelSettings(
         path=str(model),
         name=options.model,
         revision=options.revision,
         builder=options.builder,
-        memory=options.backend,
+        memory=memory,
+        reader=options.reader,
         digest=options.digest,
-        chunk_bytes=int(options.chunk_bytes),
+        chunk_bytes=int(options.chunk_bytes or CHUNK_BYTES[memory]),
         placement=place(options.parallel, rank),
     )
 

@@ -50,6 +50,12 @@ def _whole_pages(value: ByteSize) -> ByteSize:
     return ByteSize(value - value % PAGE)
 
 
+def _chunk_or_default(value: ByteSize) -> ByteSize:
+    if 0 < value < MIN_CHUNK:
+        raise ValueError(f"must be at least {MIN_CHUNK} (0 stands for the default of the memory)")
+    return _whole_pages(value)
+
+
 def listed(value: object) -> object:
     """TOML's lists as the tuples of a frozen model."""
     return tuple(value) if isinstance(value, list) else value
@@ -95,6 +101,7 @@ Texts = Annotated[tuple[Text, ...], BeforeValidator(listed)]
 Seconds = Annotated[float, Field(gt=0, le=86400, allow_inf_nan=False)]
 Pause = Annotated[float, Field(ge=0, le=86400, allow_inf_nan=False)]
 Size = Annotated[int, Field(ge=1, le=MAX_RANKS)]
+MaybeChunkBytes = Annotated[ByteSize, Field(ge=0, le=MAX_CHUNK), AfterValidator(_chunk_or_default)]
 ChunkBytes = Annotated[ByteSize, Field(ge=MIN_CHUNK, le=MAX_CHUNK), AfterValidator(_whole_pages)]
 
 

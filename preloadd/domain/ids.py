@@ -43,6 +43,11 @@ def device_id(text: str) -> DeviceId:
     return DeviceId(text)
 
 
+def on_host(device: str) -> bool:
+    """Whether a device stands for host memory, and not for a GPU."""
+    return device.startswith("CPU-")
+
+
 def generation_id(text: str) -> GenerationId:
     """`text` as a generation id, or ValueError."""
     if not _GENERATION.match(text):

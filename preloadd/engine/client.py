@@ -14,9 +14,11 @@ from pathlib import Path
 from preloadd.domain.amounts import percent
 from preloadd.domain.files import FileIdentity
 from preloadd.domain.ids import DeviceId, Role
-from preloadd.domain.key import CHECKPOINT, Key, differences, digest_method
+from preloadd.domain.key import ABSENT, CHECKPOINT, Key, differences, digest_method
 from preloadd.domain.leases import Mode
 from preloadd.domain.manifest import Manifest
+from preloadd.domain.settings import Memory
+from preloadd.engine.arenas import ARENAS, Arenas, Identity, Share
 from preloadd.engine.discovery import Candidate, candidates, found, trusted_users
 from preloadd.engine.options import Options
 from preloadd.errors import (
@@ -33,7 +35,6 @@ from preloadd.linux import peers
 from preloadd.linux.fds import OwnedFd
 from preloadd.linux.memfd import read_sealed
 from preloadd.memory.api import Mapper
-from preloadd.memory.api import Mapping as Arena
 from preloadd.protocol import messages as m
 from preloadd.protocol import payload
 from preloadd.transport.blocking import Client, connect
@@ -52,7 +53,8 @@ _WORTH_WAITING = frozenset(
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """What an engine wants. `key` makes its key from a checkpoint's digest, which may be empty;
-    `digest` reads that with the method a daemon names (ValueError if it does not know it)."""
+    `digest` reads that with the method a daemon names (ValueError if it does not know it);
+    `memory` is where the engine can use weights."""
 
     device: DeviceId
     role: Role
@@ -60,12 +62,14 @@ class Wanted:
     files: tuple[FileIdentity, ...]
     key: Callable[[str], Key]
     digest: Callable[[str], str]
+    memory: Memory = Memory.HOST
 
 
 class Attachment:
-    """Weights mapped read-only, and the connection that holds them. Owns both."""
+    """Weights mapped read-only, and the connection that holds them. Owns the connection, and its
+    share of the mapping: other attachments in this process may have theirs."""
 
-    def __init__(self, client: Client, manifest: Manifest, arena: Arena, timeout: float) -> None:
+    def __init__(self, client: Client, manifest: Manifest, arena: Share, timeout: float) -> None:
         self.manifest = manifest
         self.arena = arena
         self._client = client
@@ -82,12 +86,14 @@ class Attachment:
             log.info("the daemon could not be asked to free the weights: %s", error)
 
     def close(self) -> None:
-        """Unmap and hang up. BufferError, and the lease stays, while tensors use the memory."""
+        """Unmap, unless others share the mapping, and hang up. BufferError, and the lease stays,
+        where it cannot be unmapped since tensors use the memory."""
         self.arena.close()
         self._client.close()
 
     def abandon(self) -> None:
         """Hang up, and leave the mapping to whoever still uses it."""
+        self.arena.abandon()
         self._client.close()
 
 
@@ -98,8 +104,9 @@ def attach(
     *,
     environ: Mapping[str, str],
     uid: int,
+    arenas: Arenas = ARENAS,
 ) -> Attachment:
-    """The weights that match `wanted`, and the lease on them.
+    """The weights that match `wanted`, and the lease on them. What `arenas` has is not mapped anew.
 
     AttachError (or InsecurePath, ProtocolViolation, DamagedManifest) says why there is none. With
     `options.fallback` the first answer counts; without it, a daemon that is absent or still
@@ -108,7 +115,7 @@ def attach(
     deadline = time.monotonic() + (0.0 if options.fallback else options.state_timeout_s)
     while True:
         try:
-            return _attach(wanted, options, mapper, environ, uid)
+            return _attach(wanted, options, partial(_map, wanted, mapper, arenas), environ, uid)
         except Unavailable as error:
             remaining = deadline - time.monotonic()
             if error.reason not in _WORTH_WAITING or remaining <= 0:
@@ -117,17 +124,20 @@ def attach(
 
 
 def _attach(
-    wanted: Wanted, options: Options, mapper: Mapper, environ: Mapping[str, str], uid: int
+    wanted: Wanted,
+    options: Options,
+    map_granted: Callable[[m.Granted, Key, Sequence[OwnedFd]], tuple[Manifest, Share]],
+    environ: Mapping[str, str],
+    uid: int,
 ) -> Attachment:
     timeout = options.connect_timeout_s
     places = candidates(options, wanted.device, wanted.role, environ, uid)
     with ExitStack() as undo:
         client = _connected(places, timeout)
         undo.callback(client.close)
-        granted, key, fds = _granted(client, wanted, options.mode, timeout)
-        attachment = _map(client, granted, fds, mapper, wanted, key, timeout)
+        manifest, arena = map_granted(*_granted(client, wanted, options.mode, timeout))
         undo.pop_all()
-    return attachment
+    return Attachment(client, manifest, arena, timeout)
 
 
 def _connected(places: Sequence[Candidate], timeout: float) -> Client:
@@ -176,14 +186,13 @@ def _request(wanted: Wanted, key: Key, mode: Mode) -> m.Attach:
 
 
 def _map(
-    client: Client,
-    granted: m.Granted,
-    fds: Sequence[OwnedFd],
-    mapper: Mapper,
     wanted: Wanted,
+    mapper: Mapper,
+    arenas: Arenas,
+    granted: m.Granted,
     key: Key,
-    timeout: float,
-) -> Attachment:
+    fds: Sequence[OwnedFd],
+) -> tuple[Manifest, Share]:
     """Map what was granted, after the manifest itself says that it is what was asked for."""
     with ExitStack() as undo:
         for fd in fds:
@@ -191,13 +200,23 @@ def _map(
         manifest = payload.decode(read_sealed(fds[0].fileno(), granted.manifest))
         if (manifest.generation, manifest.chunks) != (granted.generation, granted.chunks):
             raise DamagedManifest("the daemon granted other chunks than its manifest describes")
-        found = differences(
-            manifest.key, key, daemon_files=manifest.shards, engine_files=wanted.files
-        )
-        if found:
-            raise Mismatch(tuple((d.field, d.daemon, d.engine) for d in found))
-        arena = mapper.map(list(zip(fds[1:], granted.chunks, strict=True)))
-    return Attachment(client, manifest, arena, timeout)
+        _check_wanted(manifest, wanted, key)
+        identity = Identity(manifest.backend, wanted.device, manifest.generation, manifest.chunks)
+        return manifest, arenas.share(identity, fds[1:], mapper)
+
+
+def _check_wanted(manifest: Manifest, wanted: Wanted, key: Key) -> None:
+    """Mismatch unless the manifest is of these weights, on the engine's own device."""
+    place = {
+        "device": manifest.recipe.fields.get("device", ABSENT),
+        "memory": manifest.backend,
+    }
+    found = (
+        *differences(place, {"device": wanted.device, "memory": wanted.memory.value}),
+        *differences(manifest.key, key, daemon_files=manifest.shards, engine_files=wanted.files),
+    )
+    if found:
+        raise Mismatch(tuple((d.field, d.daemon, d.engine) for d in found))
 
 
 def _not_granted(reply: m.Reply) -> Exception:

@@ -10,7 +10,7 @@ from typing import Any
 from preloadd.domain.ids import DeviceId, Role
 from preloadd.domain.key import Key
 from preloadd.domain.placement import Parallel, Placement
-from preloadd.domain.settings import Digest
+from preloadd.domain.settings import Digest, Memory
 from preloadd.engine.client import Wanted
 from preloadd.frameworks.identity import native_key, stored_dtype
 from preloadd.weights.checkpoint import (
@@ -62,12 +62,13 @@ class NativeCheckpoint:
         device: DeviceId,
         *,
         client: str,
+        memory: Memory = Memory.HOST,
         role: Role = Role.TARGET,
         placement: Placement = WHOLE,
         kv_cache_dtype: str = "auto",
         kv_cache_skip_layers: Sequence[str] = (),
     ) -> Wanted:
-        """What to ask the daemon of `device` for."""
+        """What to ask the daemon of `device` for, whose memory is of that kind."""
         dtype = self.stored_dtype if self._dtype == "auto" else self._dtype
 
         def key(checkpoint: str) -> Key:
@@ -84,7 +85,7 @@ class NativeCheckpoint:
                 )
 
         files = weights_identities_of(self.folder)
-        return Wanted(device, role, client, files, key, self._digest)
+        return Wanted(device, role, client, files, key, self._digest, memory)
 
     def _nbytes_by_dtype(self) -> dict[str, int]:
         return self.opened.nbytes_by_dtype()

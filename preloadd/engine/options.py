@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -12,17 +14,26 @@ from preloadd.domain.leases import Mode
 from preloadd.errors import ConfigError
 
 
+class Where(StrEnum):
+    """Which memory an engine uses weights in: that of the GPU torch works on, or the host's."""
+
+    AUTO = "auto"
+    HOST = "host"
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
     """How an engine attaches.
 
-    `socket_path`: one daemon's socket; None finds it by device. `socket_dir`: the folder of
-    sockets; None searches the usual ones. `mode`: map read-only, or copy and release. `fallback`:
-    load from disk when there are no weights to attach; False waits up to `state_timeout_s` seconds
-    for a daemon that is not there or still loading, then raises. `connect_timeout_s`: seconds
-    for one connection and for each answer on it.
+    `memory`: where its weights are to be; host memory is used only if asked for. `socket_path`: one
+    daemon's socket; None finds it by device. `socket_dir`: the folder of sockets; None searches the
+    usual ones. `mode`: map read-only, or copy and release. `fallback`: load from disk when there
+    are no weights to attach; False waits up to `state_timeout_s` seconds for a daemon that is not
+    there or still loading, then raises. `connect_timeout_s`: seconds for one connection and for
+    each answer on it.
     """
 
+    memory: Where = Where.AUTO
     socket_path: Path | None = None
     socket_dir: Path | None = None
     mode: Mode = Mode.ZERO_COPY
@@ -61,11 +72,11 @@ def _path(value: object) -> Path | None:
     return Path(value)
 
 
-def _mode(value: object) -> Mode:
+def _one_of(choices: type[StrEnum], value: object) -> StrEnum:
     try:
-        return Mode(str(value))
+        return choices(str(value))
     except ValueError:
-        raise ValueError(f"{value!r} is none of {', '.join(Mode)}") from None
+        raise ValueError(f"{value!r} is none of {', '.join(choices)}") from None
 
 
 def _flag(value: object) -> bool:
@@ -82,10 +93,11 @@ def _seconds(value: object) -> float:
     return float(value)
 
 
-_PARSERS = {
+_PARSERS: dict[str, Callable[[object], object]] = {
+    "memory": partial(_one_of, Where),
     "socket_path": _path,
     "socket_dir": _path,
-    "mode": _mode,
+    "mode": partial(_one_of, Mode),
     "fallback": _flag,
     "connect_timeout_s": _seconds,
     "state_timeout_s": _seconds,

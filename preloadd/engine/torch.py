@@ -14,30 +14,41 @@ from preloadd.domain.leases import Mode
 from preloadd.domain.manifest import Manifest
 from preloadd.domain.placement import Placement
 from preloadd.engine.client import Attachment, Wanted, attach
-from preloadd.engine.discovery import host_device
 from preloadd.engine.native import WHOLE, NativeCheckpoint
 from preloadd.engine.options import Options
-from preloadd.frameworks.torch import host_chunk, views
+from preloadd.engine.place import Place, open_place, spot
+from preloadd.frameworks.torch import (
+    copied,
+    device_name,
+    in_use,
+    synchronize,
+    views,
+    whole_chunk,
+)
 from preloadd.linux.owner import Owner
-from preloadd.memory.host import HostMapper
 from preloadd.weights.checkpoint.digest_cache import cache_folder_of
 
 
 class Weights(Owner):
-    """One generation's tensors by the names of the checkpoint.
+    """One generation's tensors by the names of the checkpoint, on `device` as torch writes it.
 
-    With `zero_copy` they are views of memory that others share: writing to one ends the process.
-    The lease lasts until `close`, with `copy` until `take_over`.
+    With `zero_copy` they are views of memory that others share: writing to one in host memory ends
+    the process, on a GPU it is an error of CUDA after which the process is of no more use. The
+    lease lasts until `close`, with `copy` until `take_over`.
     """
 
-    def __init__(self, attachment: Attachment, mode: Mode) -> None:
+    def __init__(self, attachment: Attachment, mode: Mode, device: str = "cpu") -> None:
         self.manifest: Manifest = attachment.manifest
         self.mode = mode
+        self.device = device
         self._attachment: Attachment | None = attachment
         arena = attachment.arena
-        self._chunks = [host_chunk(arena.chunk(i)) for i in range(len(self.manifest.chunks))]
+        self._chunks = [
+            whole_chunk(arena.chunk(i), device) for i in range(len(self.manifest.chunks))
+        ]
         if mode is Mode.COPY:
-            self._chunks = [chunk.clone() for chunk in self._chunks]
+            self._chunks = [copied(chunk) for chunk in self._chunks]
+        self._in_use = [in_use(chunk) for chunk in self._chunks]
         self.tensors: dict[str, torch.Tensor] = views(self.manifest, self._chunks)
 
     def take_over(self) -> None:
@@ -57,7 +68,12 @@ class Weights(Owner):
         )
 
     def close(self) -> None:
-        """Unmap and give the lease back. BufferError while tensors of it are in use elsewhere."""
+        """Give the lease back, and unmap unless other attachments share the mapping.
+
+        BufferError while tensors of it are in use elsewhere: then everything stays as it is.
+        DeviceFailed where a GPU did not finish its work.
+        """
+        synchronize(self.device)
         self.tensors = {}
         self._chunks = []
         try:
@@ -79,14 +95,19 @@ class Weights(Owner):
         return f"<{len(self.tensors)} tensors, {self.mode}, lease {held}>"
 
     def _end(self) -> None:
-        if self._attachment is not None:
-            self._attachment.close()
-            self._attachment = None
+        if self._attachment is None:
+            return
+        # The mapping itself may be shared, so it cannot tell whose tensors still use it.
+        if self.mode is Mode.ZERO_COPY and any(used() for used in self._in_use):
+            raise BufferError
+        self._attachment.close()
+        self._attachment = None
 
 
 def attach_checkpoint(
     folder: str | os.PathLike[str],
     *,
+    device: str | torch.device | None = None,
     options: Mapping[str, Any] | None = None,
     revision: str = "",
     dtype: str = "auto",
@@ -94,30 +115,33 @@ def attach_checkpoint(
     role: Role = Role.TARGET,
     client: str = "torch",
 ) -> Weights:
-    """The weights of the checkpoint in `folder`, from the daemon of this process's host device.
+    """The weights of the checkpoint in `folder`, from the daemon of the engine's device.
 
-    `options` as of `Options`; `dtype` as torch names it. Raises a PreloadError that says why there
-    are none: falling back is the caller's business here.
+    That is the GPU `device` (`cuda:1`), or the one torch works on; with the option `memory: "host"`
+    it is this process's host device. Options as of `Options`; `dtype` as torch names it. Raises a
+    PreloadError that says why there are none: falling back is the caller's business here.
     """
     parsed = Options.parse(options or {})
     checkpoint = NativeCheckpoint(
         Path(folder), revision=revision, dtype=dtype, digest_cache=cache_folder_of(os.environ)
     )
-    device = host_device(os.environ, placement.tensor_rank)
-    wanted = checkpoint.wanted(device, client=client, role=role, placement=placement)
-    weights = attach_wanted(wanted, parsed)
+    place = open_place(spot(parsed.memory, device_name(device)), os.environ, placement.tensor_rank)
+    wanted = checkpoint.wanted(
+        place.device, client=client, memory=place.spot.memory, role=role, placement=placement
+    )
+    weights = attach_wanted(wanted, parsed, place)
     weights.take_over()
     return weights
 
 
-def attach_wanted(wanted: Wanted, options: Options) -> Weights:
+def attach_wanted(wanted: Wanted, options: Options, place: Place) -> Weights:
     """The weights that match `wanted`, as tensors; errors as of `client.attach`.
 
     The lease is held in either mode, so that what is built of a copy may still fail.
     """
-    attachment = attach(wanted, options, HostMapper(), environ=os.environ, uid=os.geteuid())
+    attachment = attach(wanted, options, place.mapper, environ=os.environ, uid=os.geteuid())
     try:
-        return Weights(attachment, options.mode)
+        return Weights(attachment, options.mode, place.spot.torch_device)
     except BaseException:
         attachment.abandon()
         raise

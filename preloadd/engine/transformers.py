@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -22,19 +23,24 @@ from transformers import (
     GenerationConfig,
     PretrainedConfig,
     PreTrainedModel,
+    modeling_utils,
 )
 from transformers.utils import logging as transformers_logging
 
 from preloadd.domain.ids import client_name
-from preloadd.engine.discovery import host_device
 from preloadd.engine.native import NativeCheckpoint
 from preloadd.engine.options import Options
+from preloadd.engine.place import CPU, Spot, open_place, spot
 from preloadd.engine.torch import Weights, attach_wanted
 from preloadd.errors import AttachError, ConfigError, PreloadError
+from preloadd.frameworks.torch import device_name
 from preloadd.weights.checkpoint import locate
 from preloadd.weights.checkpoint.digest_cache import cache_folder_of
 
 log = logging.getLogger(__name__)
+
+_PLANNED = ("auto", "balanced", "balanced_low_0", "sequential", "disk")
+"""Values of `device_map` by which transformers itself decides what goes where."""
 
 _DISK_ONLY = frozenset(
     {
@@ -59,6 +65,7 @@ _DISK_ONLY = frozenset(
 def from_pretrained(
     model: str | os.PathLike[str],
     *,
+    device: str | int | torch.device | None = None,
     revision: str | None = None,
     dtype: str | torch.dtype = "auto",
     options: Mapping[str, Any] | None = None,
@@ -66,27 +73,53 @@ def from_pretrained(
 ) -> PreTrainedModel:
     """A causal LM in evaluation mode, like `AutoModelForCausalLM.from_pretrained`.
 
+    `device` is the GPU to use, torch's current one if None; `device_map` may name it instead.
     `options` are those of `preloadd.engine.options.Options`; further arguments go to transformers.
     The attached weights are `model.preloadd`, and their lease ends with the model; without them
     that attribute is None. With `fallback` (the default) every reason not to attach is one warning
-    and a load from disk, without it a PreloadError. ConfigError for a wrong option in any case.
+    and a load from disk onto the same device, without it a PreloadError. ConfigError for a wrong
+    option in any case, and so UnsupportedPlatformForIPCError where there is no GPU and host memory
+    was not asked for.
 
     With `zero_copy` the weights are shared and read-only: parameters need no gradients, and
     writing into one in place ends the process.
     """
     parsed = Options.parse(options or {})
     name = os.fspath(model)
+    where = spot(parsed.memory, _device_of(device, kwargs))
     try:
         _require_plain(kwargs)
-        return _attached(name, revision or "", dtype, parsed, kwargs)
+        return _attached(name, revision or "", dtype, parsed, where, kwargs)
     except PreloadError as error:
         if isinstance(error, ConfigError) or not parsed.fallback:
             raise
         log.warning("loading %s from disk: %s", name, error)
     loaded: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-        name, revision=revision or "main", dtype=dtype, **kwargs
+        name, revision=revision or "main", dtype=dtype, **(_device_map(where) | kwargs)
     )
     return _holding(loaded, None)
+
+
+def _device_of(device: str | int | torch.device | None, kwargs: dict[str, Any]) -> str:
+    """The one device that is asked for; a `device_map` that says no more is taken out of `kwargs`.
+
+    ConfigError if both are given.
+    """
+    given = kwargs.get("device_map")
+    if given is None:
+        return device_name(device)
+    if device is not None:
+        raise ConfigError("device and device_map exclude each other: give one")
+    only = given.get("") if isinstance(given, dict) and len(given) == 1 else given
+    if only is None or isinstance(only, dict) or only in _PLANNED:
+        return ""
+    del kwargs["device_map"]
+    return device_name(only)
+
+
+def _device_map(where: Spot) -> dict[str, Any]:
+    """What has transformers load there. To stay on the CPU it needs no telling, nor accelerate."""
+    return {} if where.torch_device == CPU else {"device_map": {"": where.torch_device}}
 
 
 def _require_plain(kwargs: Mapping[str, Any]) -> None:
@@ -102,6 +135,7 @@ def _attached(
     revision: str,
     dtype: str | torch.dtype,
     options: Options,
+    where: Spot,
     kwargs: Mapping[str, Any],
 ) -> PreTrainedModel:
     folder = locate(name, revision, environ=os.environ)
@@ -112,10 +146,11 @@ def _attached(
     config, rest = AutoConfig.from_pretrained(folder, return_unused_kwargs=True, **kwargs)
     if type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
         raise AttachError(f"transformers has no causal language model for {type(config).__name__}")
-    device = host_device(os.environ)
-    weights = attach_wanted(
-        checkpoint.wanted(device, client=client_name(f"transformers-{folder.name}")), options
-    )
+    place = open_place(where, os.environ)
+    client = client_name(f"transformers-{folder.name}")
+    wanted = checkpoint.wanted(place.device, client=client, memory=where.memory)
+    weights = attach_wanted(wanted, options, place)
+    rest |= _device_map(where)
     try:
         built = _build(config, weights, checkpoint.stored_dtype if wish == "auto" else wish, rest)
     except BaseException:
@@ -141,7 +176,7 @@ def _build(
     kind: Any = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     built: PreTrainedModel
     try:
-        with _quietly():
+        with _quietly(), _without_warm_up():
             built, told = kind.from_pretrained(
                 None,
                 config=config,
@@ -194,3 +229,26 @@ def _quietly() -> Iterator[None]:
     finally:
         if shown:
             transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+
+
+_building = threading.Lock()
+
+
+@contextmanager
+def _without_warm_up() -> Iterator[None]:
+    """Without the allocation in which transformers lets torch set aside GPU memory for all weights.
+
+    It serves copies, and the attached weights are not copied: the GPU would hold them twice.
+    """
+    module: Any = modeling_utils
+    with _building:
+        warm_up = module.caching_allocator_warmup
+        module.caching_allocator_warmup = _no_warm_up
+        try:
+            yield
+        finally:
+            module.caching_allocator_warmup = warm_up
+
+
+def _no_warm_up(*_: object) -> None:
+    """Stands in for `caching_allocator_warmup`."""

@@ -1,17 +1,23 @@
-"""Torch's side of a manifest: dtypes, and tensors that are views of a mapped arena."""
+"""Torch's side of a manifest: dtypes, and tensors that are views of a mapped arena.
+
+On ROCm torch calls its GPUs `cuda` too; so does this module.
+"""
 
 from __future__ import annotations
 
-import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from preloadd.domain import dtypes
 from preloadd.domain.manifest import Manifest
-from preloadd.errors import UnsupportedModel
+from preloadd.errors import ConfigError, DeviceFailed, OutOfRoom, UnsupportedModel
+from preloadd.memory.api import DeviceBuffer
 
 DTYPES: dict[str, torch.dtype] = {
     "BOOL": torch.bool,
@@ -38,8 +44,53 @@ DTYPES: dict[str, torch.dtype] = {
 """By safetensors' name. F6_E2M3 and F6_E3M2 have no torch dtype. F4 packs two values a byte."""
 
 
-def host_chunk(buffer: memoryview) -> torch.Tensor:
+@dataclass(frozen=True, slots=True)
+class Platform:
+    """What a torch is built for (versions of CUDA and ROCm), and whether it sees a GPU of it."""
+
+    torch: str
+    cuda: str | None
+    hip: str | None
+    sees_gpu: bool
+
+
+def platform() -> Platform:
+    """That of this process."""
+    return Platform(
+        torch.__version__, torch.version.cuda, torch.version.hip, torch.cuda.is_available()
+    )
+
+
+def current_gpu() -> int:
+    """Torch's number of the GPU it works on. There must be one."""
+    return torch.cuda.current_device()
+
+
+def device_name(device: str | int | torch.device | None) -> str:
+    """A device as torch writes it: `cpu`, `cuda`, `cuda:1`; '' for None. A number is a GPU's.
+
+    ConfigError if it is none.
+    """
+    if device is None:
+        return ""
+    try:
+        return str(
+            torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+        )
+    except (RuntimeError, TypeError) as error:
+        raise ConfigError(f"device {device!r} is none that torch knows: {error}") from None
+
+
+def whole_chunk(buffer: memoryview | DeviceBuffer, device: str) -> torch.Tensor:
     """The bytes of a chunk as one uint8 tensor of shape (nbytes,) that shares its memory.
+
+    `device` is where a DeviceBuffer lies. The tensor, and all views of it, keep the mapping.
+    """
+    return host_chunk(buffer) if isinstance(buffer, memoryview) else device_chunk(buffer, device)
+
+
+def host_chunk(buffer: memoryview) -> torch.Tensor:
+    """A chunk in host memory.
 
     It goes through numpy because numpy keeps the exporting object alive: `torch.frombuffer` does
     not, and an unmapping under a live tensor ends the process.
@@ -49,57 +100,111 @@ def host_chunk(buffer: memoryview) -> torch.Tensor:
         return torch.from_numpy(np.frombuffer(buffer, np.uint8))
 
 
+def device_chunk(buffer: DeviceBuffer, device: str) -> torch.Tensor:
+    """A chunk in GPU memory; DeviceFailed where torch cannot use it as it is."""
+    try:
+        tensor = torch.as_tensor(buffer, device=torch.device(device))
+    except RuntimeError as error:
+        raise DeviceFailed(f"torch cannot use the weights mapped on {device}: {error}") from error
+    # as_tensor would copy to a device that is not the buffer's, without a word.
+    if tensor.data_ptr() != buffer.address or tensor.shape != (buffer.nbytes,):
+        raise DeviceFailed(
+            f"torch copied mapped weights to {tensor.device} instead of using them where they are"
+        )
+    return tensor
+
+
+def in_use(tensor: torch.Tensor) -> Callable[[], bool]:
+    """A question for later: does any tensor still use the memory of this one?"""
+    storage: Any = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+    return lambda: not storage.expired()
+
+
+def copied(chunk: torch.Tensor) -> torch.Tensor:
+    """A chunk of the engine's own with the same bytes; OutOfRoom if the GPU has none for it."""
+    try:
+        return chunk.clone()
+    except torch.OutOfMemoryError as error:
+        free = torch.cuda.mem_get_info(chunk.device)[0]
+        raise OutOfRoom(wanted=chunk.nbytes, free=free, limit=f"{chunk.device}") from error
+
+
+def synchronize(device: str) -> None:
+    """Wait until a GPU has done all it was given; DeviceFailed if it could not. CPUs need none."""
+    if torch.device(device).type != "cuda":
+        return
+    try:
+        torch.cuda.synchronize(device)
+    except RuntimeError as error:
+        raise DeviceFailed(f"{device}: {error}") from error
+
+
 def views(manifest: Manifest, chunks: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
     """Every tensor of the manifest by name, as a view of `chunks` (uint8, one a chunk, any device).
 
     Aliases are the same object under a further name. Nothing is copied. UnsupportedModel names a
     tensor whose dtype torch does not have.
     """
-    tensors = manifest.tensors
-    storages = manifest.storages
+    # On the attach path: each chunk is seen once as each dtype, then a tensor is a single call.
+    columns, storages = manifest.tensors, manifest.storages
+    bases: dict[tuple[int, int], torch.Tensor] = {}
     found: dict[str, torch.Tensor] = {}
-    for row, name in enumerate(tensors.name):
-        dtype_name = dtypes.NAMES[tensors.dtype[row]]
-        storage = tensors.storage[row]
-        start = storages.offset[storage] + dtypes.BITS[dtype_name] * tensors.skip[row] // 8
-        found[name] = view(
-            chunks[storages.chunk[storage]],
-            start,
-            name=name,
-            dtype=dtype_name,
-            shape=tensors.shape[row],
-            strides=tensors.strides[row],
+    rows = zip(
+        columns.name,
+        columns.dtype,
+        columns.shape,
+        columns.strides,
+        columns.storage,
+        columns.skip,
+        strict=True,
+    )
+    for name, dtype, shape, strides, storage, skip in rows:
+        chunk = storages.chunk[storage]
+        base = bases.get((chunk, dtype))
+        if base is None:
+            base = bases[chunk, dtype] = _seen_as(chunks[chunk], dtypes.NAMES[dtype], name)
+        if dtype == _PAIRS:
+            shape = _in_pairs(name, shape, strides)  # noqa: PLW2901
+        if 0 in shape:
+            found[name] = torch.empty(shape, dtype=base.dtype, device=base.device)
+            continue
+        start = storages.offset[storage] + _BITS[dtype] * skip // 8
+        found[name] = base.as_strided(
+            shape, _contiguous(shape) if strides is None else strides, start // base.itemsize
         )
     for alias, name in manifest.aliases.items():
         found[alias] = found[name]
     return found
 
 
-def view(
-    chunk: torch.Tensor,
-    start: int,
-    *,
-    name: str,
-    dtype: str,
-    shape: tuple[int, ...],
-    strides: tuple[int, ...] | None,
-) -> torch.Tensor:
-    """One tensor over `chunk` from byte `start` on; shape and strides in elements of `dtype`."""
+_PAIRS = dtypes.CODES["F4"]
+_BITS = [dtypes.BITS[name] for name in dtypes.NAMES]
+
+
+def _seen_as(chunk: torch.Tensor, dtype: str, name: str) -> torch.Tensor:
+    """All values of `dtype` that fit a chunk. Its first byte is aligned for any of them."""
     torch_dtype = DTYPES.get(dtype)
     if torch_dtype is None:
         raise UnsupportedModel(f"{name}: torch {torch.__version__} has no dtype for {dtype}")
-    if dtype == "F4":
-        # torch counts pairs of values, safetensors counts values.
-        if strides is not None or not shape or shape[-1] % 2:
-            raise UnsupportedModel(
-                f"{name}: torch keeps F4 values in pairs, which shape {shape} does not allow"
-            )
-        shape = (*shape[:-1], shape[-1] // 2)
-    if not math.prod(shape):
-        return torch.empty(shape, dtype=torch_dtype, device=chunk.device)
-    if strides is None:
-        end = start + math.prod(shape) * torch_dtype.itemsize
-        return chunk[start:end].view(torch_dtype).view(shape)
-    extent = 1 + sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
-    base = chunk[start : start + extent * torch_dtype.itemsize].view(torch_dtype)
-    return base.as_strided(shape, strides, base.storage_offset())
+    return chunk[: len(chunk) - len(chunk) % torch_dtype.itemsize].view(torch_dtype)
+
+
+def _in_pairs(
+    name: str, shape: tuple[int, ...], strides: tuple[int, ...] | None
+) -> tuple[int, ...]:
+    """The shape of packed values as torch counts them: safetensors counts each, torch pairs."""
+    if strides is not None or not shape or shape[-1] % 2:
+        raise UnsupportedModel(
+            f"{name}: torch keeps F4 values in pairs, which shape {shape} does not allow"
+        )
+    return (*shape[:-1], shape[-1] // 2)
+
+
+def _contiguous(shape: tuple[int, ...]) -> list[int]:
+    strides = []
+    step = 1
+    for extent in reversed(shape):
+        strides.append(step)
+        step *= extent
+    strides.reverse()
+    return strides

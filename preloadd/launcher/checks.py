@@ -44,8 +44,10 @@ def find_python(written: str) -> str:
     return str(Path(found).absolute())
 
 
-def prepare_socket_dir(options: RunOptions, environ: Mapping[str, str]) -> tuple[Path, bool]:
-    """The folder of the ranks' sockets, made and checked, and whether nobody chose it.
+def prepare_socket_dir(
+    options: RunOptions, instances: Sequence[Instance], environ: Mapping[str, str]
+) -> tuple[Path, bool]:
+    """The folder of the sockets of `instances`, made and checked, and whether nobody chose it.
 
     ConfigError, which says whose choice was wrong, or InsecurePath.
     """
@@ -53,7 +55,7 @@ def prepare_socket_dir(options: RunOptions, environ: Mapping[str, str]) -> tuple
     path = chosen or _derived_dir(environ)
     whose = "--weight-cache-socket-dir" if chosen else _derivation(path, environ)
     require_text(whose, path)
-    _require_short(whose, path, options.instances)
+    _require_short(whose, path, instances)
     policy = peers.policy(options.access, os.geteuid())
     try:
         paths.prepare_socket_dir(
@@ -86,7 +88,7 @@ def require_text(whose: str, path: Path) -> None:
 
 
 def require_room(model: Path, copies: int) -> None:
-    """OutOfRoom if this host has not the memory for `copies` of the model.
+    """OutOfRoom if this host has not the memory for `copies` of the model, which is to lie in it.
 
     Each rank looks again for its own part, but together they can want more than there is. A
     checkpoint that cannot be read is for the ranks to complain of.

@@ -48,10 +48,43 @@ Builder = Annotated[
     Text, _option("builder", MODEL, "native", "What fills the memory. Default: native.")
 ]
 Memory = Annotated[
-    Text, _option("memory", MODEL, "auto|host", "Where the weights live. Default: host.")
+    Text,
+    _option(
+        "memory",
+        MODEL,
+        "auto|host|cuda|hip",
+        "Where the weights live: in the memory of GPUs (hip: untested on hardware), or in host "
+        "memory; auto takes GPUs if one answers. Default: auto.",
+    ),
+]
+Gpus = Annotated[
+    Text,
+    _option(
+        "gpus",
+        MODEL,
+        "all|UUID[,UUID...]",
+        "GPU of each rank, by UUID or the beginning of one. Default: the first ones that CUDA "
+        "shows, as CUDA_VISIBLE_DEVICES has it.",
+    ),
+]
+Reader = Annotated[
+    Text,
+    _option(
+        "reader",
+        MODEL,
+        "pread|instanttensor",
+        "What reads the checkpoint: preloadd itself, or the package instanttensor, for disks that "
+        "are faster than that (cuda memory only). Default: pread.",
+    ),
 ]
 ChunkBytes = Annotated[
-    Text, _option("chunk_bytes", MODEL, "SIZE", "Largest single allocation. Default: 1GiB.")
+    Text,
+    _option(
+        "chunk_bytes",
+        MODEL,
+        "SIZE",
+        "Largest single allocation. Default: 1GiB in host memory, 4GiB on a GPU.",
+    ),
 ]
 Digest = Annotated[
     Text,
@@ -146,6 +179,8 @@ def run(
     revision: Revision = None,
     builder: Builder = None,
     memory: Memory = None,
+    gpus: Gpus = None,
+    reader: Reader = None,
     chunk_bytes: ChunkBytes = None,
     digest: Digest = None,
     tensor_parallel_size: TensorParallelSize = None,

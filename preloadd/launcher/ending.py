@@ -17,18 +17,22 @@ already sent to the whole process group."""
 
 
 class Ending:
-    """Begins once, with the first cause. `hurried` is set by a later signal.
-
-    What is awaited inside `preparing`, which can be entered once, is cancelled by the beginning.
-    """
+    """Begins once, with the first cause. `hurried` is set by a later signal."""
 
     def __init__(self, display: Display) -> None:
         self.begun = anyio.Event()
         self.hurried = anyio.Event()
-        self.preparing = anyio.CancelScope()
+        self._preparing: anyio.CancelScope | None = None
         self.code = 0
         self.since = 0.0
         self._display = display
+
+    def until(self) -> anyio.CancelScope:
+        """A block in which what is awaited is cancelled once the end begins; one at a time."""
+        self._preparing = anyio.CancelScope()
+        if self.begun.is_set():
+            self._preparing.cancel()
+        return self._preparing
 
     def because(self, why: str, code: int) -> None:
         """Begin to end, with this exit code, unless that has begun."""
@@ -36,7 +40,8 @@ class Ending:
             self.code = code
             self.since = anyio.current_time()
             self.begun.set()
-            self.preparing.cancel()
+            if self._preparing is not None:
+                self._preparing.cancel()
             self._display.settle()
             self._display.say(f"stopping: {why}")
 

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from pathlib import Path
-
-import anyio
 
 from preloadd.errors import EXIT_STATUS, ErrorCode, LoaderFailed, ModelNotFound
 from preloadd.launcher.policy import describe
-from preloadd.launcher.processes import child_environ
 from preloadd.launcher.progress import Display
-from preloadd.linux.fds import OwnedFd
-from preloadd.linux.process import spawn
+from preloadd.transport.child import answer
 from preloadd.weights.checkpoint.locate import DEFAULT_REVISION, is_id, locate
 
 OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 _TRUE = {"1", "ON", "YES", "TRUE"}
-_LONGEST_ANSWER = 1 << 16
 
 
 async def resolve(
@@ -53,23 +45,8 @@ def may_fetch(model: str, environ: Mapping[str, str]) -> bool:
 
 async def _fetch(command: Sequence[str], environ: Mapping[str, str]) -> Path:
     """Run `command` and return the folder that it prints last."""
-    with ExitStack() as owned:
-        answers, told = map(OwnedFd, os.pipe2(os.O_CLOEXEC))
-        owned.callback(answers.close)
-        with told:
-            child = owned.enter_context(
-                spawn(
-                    command,
-                    environ=child_environ(environ),
-                    new_group=True,
-                    parent_death_signal=signal.SIGKILL,
-                    stdout=told.fileno(),
-                )
-            )
-        answer = await _read_all(answers.fileno())
-        await anyio.wait_readable(child)
-        status = child.wait()
-    lines = answer.decode(errors="replace").splitlines()
+    status, said = await answer(command, environ)
+    lines = said.decode(errors="replace").splitlines()
     folder = Path(lines[-1].strip()) if lines else None
     if status or folder is None or not folder.is_dir():
         raise LoaderFailed(
@@ -78,15 +55,3 @@ async def _fetch(command: Sequence[str], environ: Mapping[str, str]) -> Path:
             status or EXIT_STATUS[ErrorCode.LOADER],
         )
     return folder
-
-
-async def _read_all(fd: int) -> bytes:
-    """Everything until the end, of which only the end is kept."""
-    kept = b""
-    while True:
-        # One read never blocks: there is something to read, or the end.
-        await anyio.wait_readable(fd)
-        piece = os.read(fd, _LONGEST_ANSWER)
-        if not piece:
-            return kept
-        kept = (kept + piece)[-_LONGEST_ANSWER:]

@@ -18,6 +18,7 @@ UNMENDABLE = frozenset(
         ErrorCode.INSECURE,
         ErrorCode.UNSUPPORTED,
         ErrorCode.NOT_FOUND,
+        ErrorCode.NO_DEVICE,
         ErrorCode.CHECKPOINT,
     )
 )

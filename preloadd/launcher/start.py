@@ -7,13 +7,14 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import anyio
 
-from preloadd.config.run import RunOptions, rank_settings
+from preloadd.config.run import Chosen, RunOptions, rank_settings
 from preloadd.domain.lines import one_line
-from preloadd.domain.settings import RankSettings
+from preloadd.domain.settings import Memory, RankSettings
 from preloadd.errors import PreloadError
 from preloadd.launcher.checks import (
     find_python,
@@ -21,12 +22,16 @@ from preloadd.launcher.checks import (
     require_room,
     require_text,
 )
+from preloadd.launcher.devices import find
 from preloadd.launcher.ending import SIGNALS, Ending
 from preloadd.launcher.group import Launch, run_group
 from preloadd.launcher.health import Health, listen
 from preloadd.launcher.model import resolve
 from preloadd.launcher.policy import Restarts
+from preloadd.launcher.private import private_folder
 from preloadd.launcher.progress import Display
+from preloadd.linux.lending import lend
+from preloadd.transport.probe import ask_probe
 
 
 def rank_command(settings: RankSettings) -> Sequence[str]:
@@ -36,18 +41,24 @@ def rank_command(settings: RankSettings) -> Sequence[str]:
 
 def fetch_command(python: str) -> Sequence[str]:
     """The command that downloads a model and prints its folder; id and revision are appended."""
-    return [python, "-m", "preloadd.loader", "fetch"]
+    return [*loader_command(python), "fetch"]
+
+
+def loader_command(python: str) -> Sequence[str]:
+    """The command line of a loader, to which is appended what to tell and end."""
+    return [python, "-m", "preloadd.loader"]
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What a launcher needs to know of the world, and the two programs that it starts."""
+    """What a launcher needs to know of the world, and the programs that it starts."""
 
     options: RunOptions
     environ: Mapping[str, str]
     display: Display
     rank: Callable[[RankSettings], Sequence[str]] = rank_command
     fetch: Callable[[str], Sequence[str]] = fetch_command
+    loader: Callable[[str], Sequence[str]] = loader_command
 
     async def run(self) -> int:
         """Run the group until it ends; the launcher's exit code.
@@ -71,19 +82,28 @@ class Start:
 
     async def _serve(self, ending: Ending) -> None:
         python = find_python(self.options.python)
-        folder, derived = prepare_socket_dir(self.options, self.environ)
         with ExitStack() as owned:
-            health = self._health(folder)
+            # What another interpreter is asked must not depend on what is installed there.
+            lent = self.environ
+            if python != sys.executable:
+                lent = lend(owned.enter_context(private_folder()), self.environ)
+            chosen = await self._choose(python, lent, ending)
+            if chosen is None:
+                return
+            folder, derived = prepare_socket_dir(self.options, chosen.instances, self.environ)
+            health = self._health(folder, chosen)
             if health is not None:
                 owned.enter_context(health)
-            model = await self._find(python, ending)
+            model = await self._find(python, lent, ending)
             if model is None:
                 return
             require_text("the model's folder", model)
-            require_room(model, self.options.parallel.data)
-            self.display.say(f"loading {one_line(model)} into {self.options.backend} memory")
+            if chosen.memory is Memory.HOST:
+                require_room(model, self.options.parallel.data)
+            self.display.say(f"loading {one_line(model)} into {one_line(chosen.told)}")
             ranks = rank_settings(
                 self.options,
+                chosen,
                 model=model,
                 socket_dir=folder,
                 derived=derived,
@@ -101,7 +121,16 @@ class Start:
             os.umask(0o077)
             await run_group(launch, ending, self.display)
 
-    def _health(self, socket_dir: Path) -> Health | None:
+    async def _choose(
+        self, python: str, environ: Mapping[str, str], ending: Ending
+    ) -> Chosen | None:
+        """Where the weights go; None if the end began before that was known."""
+        command = self.loader(python)
+        with ending.until():
+            return await find(self.options, partial(ask_probe, command), environ)
+        return None
+
+    def _health(self, socket_dir: Path, chosen: Chosen) -> Health | None:
         """The endpoint, listening already, so that a taken port is said at once."""
         host, port = self.options.weight_cache_health_host, self.options.weight_cache_health_port
         if port is None:
@@ -109,18 +138,18 @@ class Start:
         return Health(
             listen(host, port),
             socket_dir=socket_dir,
-            instances=self.options.instances,
+            instances=chosen.instances,
             environ=self.environ,
             log_level=self.options.log_level,
         )
 
-    async def _find(self, python: str, ending: Ending) -> Path | None:
+    async def _find(self, python: str, environ: Mapping[str, str], ending: Ending) -> Path | None:
         """The model's folder; None if the end began before it was found."""
-        with ending.preparing:
+        with ending.until():
             return await resolve(
                 self.options.model,
                 self.options.revision,
-                environ=self.environ,
+                environ=environ,
                 fetch=self.fetch(python),
                 display=self.display,
             )

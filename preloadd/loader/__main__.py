@@ -1,4 +1,7 @@
-"""The loader's entry: an order over the inherited link, or `fetch MODEL --revision REV`."""
+"""The loader's entry: an order over the inherited link, `fetch MODEL --revision REV`, or `--probe`.
+
+The one process of a rank that knows GPUs, and so the one that is asked what there is.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,11 @@ import socket
 import sys
 import time
 from contextlib import suppress
+from pathlib import Path
 
-from preloadd.domain.settings import Memory
+import msgspec
+
+from preloadd.domain.settings import Memory, RankSettings
 from preloadd.errors import ConfigError, PreloadError
 from preloadd.linux import logs
 from preloadd.linux.fds import exhausted, is_exhausted
@@ -18,7 +24,12 @@ from preloadd.loader.fetch import fetch
 from preloadd.loader.pipeline import load
 from preloadd.loader.report import Reporter
 from preloadd.memory.api import Filler
+from preloadd.memory.cuda import devices as cuda_devices
+from preloadd.memory.cuda import driver as cuda
+from preloadd.memory.hip import devices as hip_devices
+from preloadd.memory.hip import driver as hip
 from preloadd.memory.host import HostFiller
+from preloadd.memory.vmm import VmmFiller
 from preloadd.protocol.messages import LINK
 from preloadd.transport.blocking import Link
 from preloadd.weights.checkpoint.digest_cache import cache_folder_of
@@ -27,6 +38,9 @@ log = logging.getLogger("preloadd.loader")
 
 IDENTIFIER = "preloadd-loader"
 
+_AMD_NODE = Path("/dev/kfd")
+"""Where this is, AMD's library says better than NVIDIA's why no GPU is seen."""
+
 
 def main() -> int:
     """Carry out the order; the exit status says why it failed (see `errors.EXIT_STATUS`)."""
@@ -34,6 +48,8 @@ def main() -> int:
     match sys.argv[1:]:
         case ["fetch", model, "--revision", revision]:
             return _fetch(model, revision)
+        case ["--probe"]:
+            return _probe()
         case []:
             return _obey()
         case other:
@@ -47,6 +63,17 @@ def _fetch(model: str, revision: str) -> int:
     except PreloadError as error:
         log.error("%s", error)  # noqa: TRY400 - the text is for people
         return error.exit_status
+    return 0
+
+
+def _probe() -> int:
+    """Say which GPUs are seen, as one line of JSON. That there is none is an answer as well."""
+    found = cuda_devices.probe(os.environ)
+    if not found.devices:
+        others = hip_devices.probe(os.environ)
+        if others.devices or _AMD_NODE.exists():
+            found = others
+    sys.stdout.write(f"{msgspec.json.encode(found).decode()}\n")
     return 0
 
 
@@ -65,7 +92,7 @@ def _obey() -> int:
         )
         load(
             settings,
-            _filler(settings.model.memory),
+            _filler(settings),
             reporter,
             digest_cache=cache_folder_of(os.environ),
         )
@@ -89,10 +116,16 @@ def _failed(reporter: Reporter, error: PreloadError) -> int:
     return error.exit_status
 
 
-def _filler(memory: Memory) -> Filler:
-    match memory:
+def _filler(settings: RankSettings) -> Filler:
+    """NoSuchDevice if the rank's GPU is not to be seen here, whatever else is."""
+    device = settings.parsed_instance.device
+    match settings.model.memory:
         case Memory.HOST:
             return HostFiller()
+        case Memory.CUDA:
+            return VmmFiller(cuda.open_device(device))
+        case Memory.HIP:
+            return VmmFiller(hip.open_device(device))
 
 
 if __name__ == "__main__":

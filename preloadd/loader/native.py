@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from preloadd.domain.key import Key
-from preloadd.domain.settings import RankSettings
+from preloadd.domain.settings import ModelSettings, RankSettings
 from preloadd.frameworks.identity import native_key, stored_dtype
-from preloadd.loader.reader import OpenFile, Piece, pieces
+from preloadd.loader.pieces import PIECE, Piece, pieces
+from preloadd.loader.source import OpenFile, opened_direct
 from preloadd.weights.checkpoint import Checkpoint, config_of, open_checkpoint
 from preloadd.weights.checkpoint.reading import unchanged
-from preloadd.weights.plan import ArenaPlan, Source, pack, select
+from preloadd.weights.plan import ArenaPlan, Run, Source, pack, select
 
 
 class Native:
@@ -22,9 +24,10 @@ class Native:
     """
 
     def __init__(self, settings: RankSettings, granularity: int) -> None:
-        model = settings.model
+        self.model: ModelSettings = settings.model
+        self._role = settings.parsed_instance.role
         self._settings = settings
-        self.checkpoint: Checkpoint = open_checkpoint(Path(model.path))
+        self.checkpoint: Checkpoint = open_checkpoint(Path(self.model.path))
         numbers = {shard.path: number for number, shard in enumerate(self.checkpoint.shards)}
         sources = {
             name: Source(
@@ -37,30 +40,38 @@ class Native:
             for name, stored in self.checkpoint.tensors.items()
         }
         with config_of(self.checkpoint.folder):
-            slices = select(sources, self.checkpoint.config, model.placement)
-        self.plan: ArenaPlan = pack(slices, model.chunk_bytes, granularity)
+            slices = select(sources, self.checkpoint.config, self.model.placement)
+        self.plan: ArenaPlan = pack(slices, self.model.chunk_bytes, granularity)
 
     @contextmanager
-    def opened(self) -> Iterator[list[OpenFile]]:
-        """The shards, to be read in the block; ReadFailed at its end if one changed meanwhile."""
-        with ExitStack() as files:
-            yield [
-                OpenFile(shard.path, files.enter_context(unchanged(shard.path, shard.identity)))
-                for shard in self.checkpoint.shards
-            ]
+    def opened(self, *, direct: bool = False) -> Iterator[list[OpenFile]]:
+        """The shards, to be read in the block; ReadFailed at its end if one changed meanwhile.
 
-    def pieces_of(self, chunk: int) -> list[Piece]:
-        """What has to be read into one chunk, in file order."""
-        storages = self.plan.storages
-        found: list[Piece] = []
-        for row, part in enumerate(self.plan.slices):
-            if storages.chunk[row] != chunk:
-                continue
-            target = storages.offset[row]
-            for run in part.runs:
-                found += pieces(run.file, run.offset, run.row_nbytes, run.rows, run.stride, target)
+        With `direct` they can be read past the page cache too, where file and system allow it.
+        """
+        with ExitStack() as files:
+            opened = []
+            for shard in self.checkpoint.shards:
+                fd = files.enter_context(unchanged(shard.path, shard.identity))
+                past = files.enter_context(opened_direct(fd)) if direct else None
+                opened.append(OpenFile(shard.path, fd, past))
+            yield opened
+
+    def pieces_of(self, chunk: int, piece: int = PIECE) -> Iterator[Piece]:
+        """What has to be read into one chunk, in file order, at most `piece` bytes at once."""
+        return pieces(self._runs_of(chunk), piece)
+
+    def rows_of(self, chunk: int) -> range:
+        """Which rows of the plan are in one chunk: it was laid out in their order."""
+        chunks = self.plan.storages.chunk
+        return range(bisect_left(chunks, chunk), bisect_right(chunks, chunk))
+
+    def _runs_of(self, chunk: int) -> Iterator[tuple[Run, int]]:
+        for row in self.rows_of(chunk):
+            target = self.plan.storages.offset[row]
+            for run in self.plan.slices[row].runs:
+                yield run, target
                 target += run.nbytes
-        return found
 
     def key(self, content: str) -> Key:
         """The key of what this makes, given the checkpoint's content as `content` digests it."""
@@ -70,7 +81,7 @@ class Native:
                 config,
                 checkpoint=content,
                 dtype=stored_dtype(config, self.checkpoint.nbytes_by_dtype),
-                placement=self._settings.model.placement,
-                role=self._settings.parsed_instance.role,
-                revision=self._settings.model.revision,
+                placement=self.model.placement,
+                role=self._role,
+                revision=self.model.revision,
             )

@@ -59,3 +59,16 @@ class Reporter:
     def failed(self, error: PreloadError) -> None:
         """Say why there will be no weights."""
         self._link.send(codec.encode(Failed(code=error.code, detail=str(error))))
+
+
+class Tally:
+    """Adds up the bytes of one phase and reports them."""
+
+    def __init__(self, reporter: Reporter, phase: str, total: int) -> None:
+        self._done = 0
+        self._reporter, self._phase, self._total = reporter, phase, total
+
+    def __call__(self, nbytes: int) -> None:
+        """Tell that so many more bytes are done."""
+        self._done += nbytes
+        self._reporter.progress(self._phase, min(self._done, self._total), self._total)

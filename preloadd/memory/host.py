@@ -12,7 +12,7 @@ import errno
 import mmap
 import os
 import resource
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from types import TracebackType
 from typing import Self
@@ -21,6 +21,10 @@ from preloadd.errors import DamagedManifest, OutOfRoom, PreloadError
 from preloadd.linux import memfd
 from preloadd.linux.fds import OwnedFd, exhausted, is_exhausted
 from preloadd.linux.room import room
+from preloadd.memory.api import Rows
+
+MOST_THREADS = 8
+"""More readers than this gain nothing: copying out of the page cache is bound by the memory."""
 
 _SEALS = memfd.FIXED_SIZE | memfd.SEAL_FUTURE_WRITE | memfd.SEAL_SEAL
 
@@ -32,6 +36,16 @@ class HostFiller:
     def granularity(self) -> int:
         """The page size."""
         return mmap.PAGESIZE
+
+    @property
+    def staged(self) -> bool:
+        """False: what is read goes straight into its place."""
+        return False
+
+    @property
+    def threads(self) -> int:
+        """One for each processor, up to MOST_THREADS."""
+        return min(MOST_THREADS, os.cpu_count() or 1)
 
     def room(self) -> tuple[int, str]:
         """What MemAvailable and the cgroups leave."""
@@ -58,6 +72,9 @@ class HostFiller:
             undo.pop_all()
         return HostChunk(fd, area)
 
+    def close(self) -> None:
+        """Nothing: a filler of host memory owns nothing."""
+
 
 class HostChunk:
     """A chunk under construction. Implements `memory.api.WritableChunk`."""
@@ -76,11 +93,21 @@ class HostChunk:
         """The memfd, owned by the chunk."""
         return self._fd
 
-    def view(self, offset: int, nbytes: int) -> memoryview:
-        """A writable window of exactly `nbytes`, or ValueError."""
-        if offset < 0 or nbytes < 0 or offset + nbytes > self.nbytes:
-            raise ValueError(f"no {nbytes} bytes at {offset} in a chunk of {self.nbytes}")
-        return memoryview(self._area)[offset : offset + nbytes]
+    def write(
+        self, target: int, span: int, rows: Rows, read: Callable[[memoryview], object]
+    ) -> None:
+        """See `memory.api.WritableChunk`. Only a span with bytes that are not wanted is copied."""
+        if target < 0 or target + rows.total > self.nbytes:
+            raise ValueError(f"no {rows.total} bytes at {target} in a chunk of {self.nbytes}")
+        rows.check(span)
+        with memoryview(self._area)[target : target + rows.total] as place:
+            if rows.total == span:
+                read(place)
+            else:
+                _copy_rows(place, span, rows, read)
+
+    def finish(self) -> None:
+        """Nothing: what was written is there."""
 
     def close(self) -> None:
         """Unmap and close the descriptor; BufferError, and nothing done, while a window lives."""
@@ -152,6 +179,13 @@ class HostMapping:
         """The bytes of one chunk, read-only."""
         return memoryview(self._areas[index])
 
+    def read(self, index: int, offset: int, nbytes: int) -> bytes:
+        """A copy of some bytes of a chunk; ValueError outside of it."""
+        area = self._areas[index]
+        if offset < 0 or nbytes < 0 or offset + nbytes > len(area):
+            raise ValueError(f"no {nbytes} bytes at {offset} in a chunk of {len(area)}")
+        return area[offset : offset + nbytes]
+
     def close(self) -> None:
         """Unmap all; BufferError, and nothing unmapped, while a view of any chunk lives."""
         used = [index for index, area in enumerate(self._areas) if _has_views(area)]
@@ -180,6 +214,17 @@ class HostMapper:
                 areas.append(area)
             undo.pop_all()
         return HostMapping(areas)
+
+
+def _copy_rows(
+    place: memoryview, span: int, rows: Rows, read: Callable[[memoryview], object]
+) -> None:
+    """Have a span read aside, and its rows copied to where they belong."""
+    scratch = memoryview(bytearray(span))
+    read(scratch)
+    for row in range(rows.count):
+        source, start = rows.skip + row * rows.stride, row * rows.nbytes
+        place[start : start + rows.nbytes] = scratch[source : source + rows.nbytes]
 
 
 def _has_views(area: mmap.mmap) -> bool:

@@ -9,25 +9,32 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import assert_never
 
 import anyio
 
-import preloadd
-from preloadd.domain.settings import RankSettings
+from preloadd.domain.settings import Memory, RankSettings
 from preloadd.errors import ConfigError, PreloadError
 from preloadd.linux import logs, streams
 from preloadd.linux.fds import OwnedFd, exhausted, is_exhausted
+from preloadd.linux.lending import lend
 from preloadd.linux.locks import Lock
 from preloadd.linux.notify import Notifier, inherited, watchdog_interval, without_manager
 from preloadd.linux.paths import prepare_socket_dir, unusable
+from preloadd.memory.api import Keeper
+from preloadd.memory.cuda.keeper import DeviceKeeper
+from preloadd.memory.hip.keeper import DmaBufKeeper
 from preloadd.memory.host import HostKeeper
 from preloadd.protocol.messages import SETTINGS
 from preloadd.rank.counting import counter
 from preloadd.rank.daemon import Daemon
+from preloadd.rank.device import Gpu, alone_with
 from preloadd.rank.generation import Generation
 from preloadd.rank.loading import Loader
 from preloadd.rank.orders import Orders, orders, remember
+from preloadd.transport.probe import ask_probe
 
 log = logging.getLogger("preloadd.rank")
 
@@ -76,15 +83,17 @@ def _serve(given: Orders, parked: dict[str, list[OwnedFd]]) -> None:
         def loaded(generation: Generation) -> None:
             remember(given, os.environ, generation.manifest.recipe.files)
 
+        loader = _loader(settings, folder, environ)
         notifier = Notifier(os.environ)
         daemon = Daemon(
             settings,
             policy,
             notifier,
-            replace(_loader(settings, folder, environ), on_loaded=loaded),
+            replace(loader, on_loaded=loaded),
             clock=time.monotonic,
             watchdog_s=watchdog_interval(os.environ),
             count=counter(os.environ, os.getpid(), Path("/proc/self/cgroup").read_text()),
+            gpu=_gpu(settings, loader),
         )
         try:
             anyio.run(daemon.run, parked)
@@ -95,22 +104,40 @@ def _serve(given: Orders, parked: dict[str, list[OwnedFd]]) -> None:
 
 
 def _loader(settings: RankSettings, folder: Path, environ: Mapping[str, str]) -> Loader:
-    """The loader's command; another interpreter than this one finds just this package by itself."""
+    """The loader's command; another interpreter than this one finds just this package by itself.
+
+    It sees no GPU but the rank's own.
+    """
     argv = [settings.python or sys.executable, "-m", "preloadd.loader"]
-    if not settings.python:
-        return Loader(argv, environ, HostKeeper())
-    imports = folder / "python"
-    try:
-        imports.mkdir(exist_ok=True)
-        link = imports / "preloadd"
-        fresh = imports / "preloadd.new"
-        fresh.unlink(missing_ok=True)
-        fresh.symlink_to(Path(preloadd.__file__).parent)
-        fresh.replace(link)
-    except OSError as error:
-        raise unusable(imports, error) from error
-    paths = [str(imports), *filter(None, [environ.get("PYTHONPATH")])]
-    return Loader(argv, {**environ, "PYTHONPATH": os.pathsep.join(paths)}, HostKeeper())
+    memory = settings.model.memory
+    environ = alone_with(settings.parsed_instance.device, memory, environ)
+    if settings.python:
+        imports = folder / "python"
+        try:
+            environ = lend(imports, environ)
+        except OSError as error:
+            raise unusable(imports, error) from error
+    return Loader(argv, environ, _keeper(memory))
+
+
+def _keeper(memory: Memory) -> Keeper:
+    match memory:
+        case Memory.HOST:
+            return HostKeeper()
+        case Memory.CUDA:
+            return DeviceKeeper()
+        case Memory.HIP:
+            return DmaBufKeeper()
+        case unreachable:
+            assert_never(unreachable)
+
+
+def _gpu(settings: RankSettings, loader: Loader) -> Gpu | None:
+    memory = settings.model.memory
+    if memory is Memory.HOST:
+        return None
+    ask = partial(ask_probe, loader.argv, loader.environ)
+    return Gpu(settings.parsed_instance.device, memory, ask)
 
 
 def _cause(error: BaseException) -> BaseException:

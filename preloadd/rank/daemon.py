@@ -27,6 +27,7 @@ from preloadd.linux.notify import Notifier
 from preloadd.protocol.messages import Progress
 from preloadd.rank.adoption import Adoption, adopt
 from preloadd.rank.counting import Count
+from preloadd.rank.device import PARKED, Gpu
 from preloadd.rank.fellows import Fellows
 from preloadd.rank.generation import Generation
 from preloadd.rank.loading import Loader
@@ -58,6 +59,7 @@ class Daemon:
         clock: Callable[[], float],
         watchdog_s: float | None,
         count: Count,
+        gpu: Gpu | None = None,
     ) -> None:
         self._settings = settings
         self._policy = policy
@@ -65,6 +67,8 @@ class Daemon:
         self._loader = loader
         self._watchdog_s = watchdog_s
         self._count = count
+        self._gpu = gpu
+        self._settled = anyio.Event()
         self._parking = Parking(notifier)
         self._service = Service(settings, self._parking, clock=clock)
         folder = Path(settings.socket_dir)
@@ -91,6 +95,7 @@ class Daemon:
             tasks.start_soon(self._stop_on_signal, tasks.cancel_scope)
             tasks.start_soon(self._parking.work)
             tasks.start_soon(self._fellows.follow)
+            self._take_up_gpu(parked.pop(PARKED, []), tasks, undo)
             if self._watchdog_s is not None:
                 tasks.start_soon(self._show_life, self._watchdog_s)
             listener = self._inherited_listener(parked.pop(LISTENER, []))
@@ -105,6 +110,7 @@ class Daemon:
             if reserved is not None:
                 tasks.start_soon(self._serve, self._bind(reserved))
             await self._parking.ready()
+            self._settled.set()
             await self._reload_when_asked()
 
     async def _bring_up(self, parked: dict[str, list[OwnedFd]]) -> None:
@@ -130,6 +136,7 @@ class Daemon:
     async def _load(self, *, evicted: bool) -> None:
         """Load a new generation and park it; PreloadError says why that failed."""
         self._service.load_started()
+        self._settled.set()
         try:
             generation = await self._filled(evicted=evicted)
         except OSError as error:
@@ -150,6 +157,7 @@ class Daemon:
 
     async def _require_kept(self, told: int) -> None:
         """Complain where people will see it if the manager has not kept all it was told to."""
+        told += self._gpu.parked if self._gpu is not None else 0
         kept = await anyio.to_thread.run_sync(self._count, abandon_on_cancel=True)
         if kept is None or kept >= told:
             return
@@ -215,6 +223,26 @@ class Daemon:
     def _require_loadable(self) -> None:
         """PreloadError unless the checkpoint on disk looks whole; reads headers, no weights."""
         open_checkpoint(Path(self._settings.model.path))
+
+    def _take_up_gpu(self, fds: list[OwnedFd], tasks: TaskGroup, undo: AsyncExitStack) -> None:
+        """Look after the GPU, if there is one, beside everything else; takes `fds`."""
+        if self._gpu is not None:
+            undo.callback(self._gpu.close)
+            self._gpu.resume(fds)
+            tasks.start_soon(self._look_after, self._gpu)
+        elif fds:
+            for fd in fds:
+                fd.close()
+            self._parking.drop([PARKED])
+
+    async def _look_after(self, gpu: Gpu) -> None:
+        # Not before there is time: until a load has begun or what was parked is served.
+        await self._settled.wait()
+        await gpu.look_after(self._parking, self._warn)
+
+    def _warn(self, why: str) -> None:
+        log.warning("%s", why)
+        self._service.warn(why)
 
     def _inherited_listener(self, fds: list[OwnedFd]) -> socket.socket | None:
         """The parked listening socket, unless nobody could connect to it by its path."""

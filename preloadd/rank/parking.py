@@ -7,6 +7,7 @@ is told goes through one queue, in order, and is sent by a worker thread.
 from __future__ import annotations
 
 import logging
+import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -42,6 +43,17 @@ class _Order:
     begun: bool = False
     done: anyio.Event = field(default_factory=anyio.Event)
     failure: OSError | None = None
+    _claim: threading.Lock = field(default_factory=threading.Lock)
+
+    def run(self) -> None:
+        """Do it, unless it was called off; in a thread, which nobody may wait for any more."""
+        if self._claim.acquire(blocking=False):
+            self.act()
+
+    def call_off(self) -> None:
+        """See to it that it is not done, if it has not begun in its thread."""
+        if self._claim.acquire(blocking=False):
+            self.close()
 
     def close(self) -> None:
         """Give up the descriptor; an order that was not begun by now does nothing."""
@@ -75,10 +87,12 @@ class Parking:
     async def _carry_out(self, order: _Order) -> None:
         order.begun = True
         try:
-            await to_thread.run_sync(order.act, abandon_on_cancel=True)
+            await to_thread.run_sync(order.run, abandon_on_cancel=True)
         except OSError as error:
             order.failure = error
             log.warning("the service manager could not be told what to keep: %s", error)
+        finally:
+            order.call_off()
         order.done.set()
 
     async def commit(self, generation: Generation) -> None:
@@ -114,6 +128,12 @@ class Parking:
     def keep_listener(self, fd: int) -> None:
         """Park the listening socket, so that no engine meets a refused connection on a restart."""
         self._keep(LISTENER, fd, poll=False)
+
+    async def keep(self, name: str, fd: int) -> None:
+        """Park one more descriptor; OSError if the manager could not be told."""
+        order = self._keep(name, fd, poll=False)
+        await self.settle()
+        _require([order])
 
     def mark_released(self) -> None:
         """Have the next life know that the weights were freed on purpose."""

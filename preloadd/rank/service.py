@@ -57,6 +57,7 @@ class Service:
         self._changed = anyio.Event()
         self._progress = m.Progress(phase="")
         self._detail = ""
+        self._warnings: list[str] = []
         self._adopted = False
         self._loads = 0
         self._bytes_read = 0
@@ -93,6 +94,10 @@ class Service:
     def not_kept(self, why: str) -> None:
         """The manager does not keep the weights: they are served, but lost with this process."""
         self._detail = why
+
+    def warn(self, why: str) -> None:
+        """The weights are at risk, though they are served: told with every status from now on."""
+        self._warnings.append(why)
 
     def stays_released(self) -> None:
         """The weights were freed in an earlier life, and nobody has asked to load them since."""
@@ -245,7 +250,7 @@ class Service:
             pid=os.getpid(),
             version=__version__,
             state=self.state,
-            detail=self._detail,
+            detail="; ".join(filter(None, [self._detail, *self._warnings])),
             model=self.settings.model.name,
             backend=self.settings.model.memory.value,
             builder=self.settings.model.builder.value,

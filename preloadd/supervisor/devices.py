@@ -18,7 +18,8 @@ class Device:
 
     What a driver keeps of a GPU's memory for itself is neither used nor part of the total.
     ECC counts are those since the driver was loaded; `xids` are the numbers of the driver's error
-    reports since the supervisor began to look, each with how often it came.
+    reports since the supervisor began to look, each with how often it came. Without `persistence`
+    the driver gives up what no process has open.
     """
 
     id: str
@@ -28,6 +29,7 @@ class Device:
     ecc_corrected: int | None = None
     ecc_uncorrected: int | None = None
     xids: tuple[tuple[int, int], ...] = ()
+    persistence: bool | None = None
     problem: str = ""
 
 

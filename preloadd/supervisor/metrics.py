@@ -46,6 +46,11 @@ def _if_known(value: Callable[[Snapshot], float]) -> Callable[[Snapshot], float 
 _RANK_METRICS = (
     Of("preloadd_rank_up", "Whether the rank answers.", lambda r: r.contact is Contact.ANSWERED),
     Of(
+        "preloadd_rank_warning",
+        "Whether the rank serves and warns that its weights are at risk.",
+        _if_answered(lambda r: bool(r.warning)),
+    ),
+    Of(
         "preloadd_rank_arena_bytes",
         "Memory allocated for weights.",
         _if_known(lambda r: r.arena_bytes),
@@ -216,7 +221,14 @@ def _gpus(devices: Iterable[Device]) -> Iterator[Metric]:
         "Error reports of the driver since the supervisor began to look.",
         labels=["UUID", "xid"],
     )
+    kept = GaugeMetricFamily(
+        "preloadd_gpu_persistence_mode",
+        "Whether the driver keeps a GPU that no process has open.",
+        labels=["UUID"],
+    )
     for device in devices:
+        if device.persistence is not None:
+            kept.add_metric([device.id], device.persistence)
         for family, value in ((used, device.memory_used), (size, device.memory_total)):
             if value is not None:
                 family.add_metric([device.id], value)
@@ -226,4 +238,4 @@ def _gpus(devices: Iterable[Device]) -> Iterator[Metric]:
                 ecc.add_metric([device.id, kind], count)
         for number, count in device.xids:
             xid.add_metric([device.id, str(number)], count)
-    yield from (used, size, ecc, xid)
+    yield from (used, size, ecc, xid, kept)

@@ -81,7 +81,10 @@ class RankTold(Body):
     condition: Condition
     state: Annotated[State | None, Field(description="what the rank told; null if it did not")]
     problem: Annotated[str, Field(description="why there is no proper answer; else empty")]
-    detail: str
+    detail: Annotated[
+        str,
+        Field(description="why it does not serve; of a rank that serves, what its weights risk"),
+    ]
     pid: int
     version: Annotated[str, Field(description="of preloadd, as it runs in the rank")]
     model: str
@@ -165,6 +168,9 @@ class DeviceTold(Body):
     ecc_uncorrected: Annotated[int | None, Field(description="errors since the driver was loaded")]
     xids: Annotated[
         dict[int, int], Field(description="Xid numbers met since the supervisor began, with counts")
+    ]
+    persistence: Annotated[
+        bool | None, Field(description="whether the driver keeps a GPU that no process has open")
     ]
     problem: str
 

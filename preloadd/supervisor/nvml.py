@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
 from preloadd.supervisor.devices import Device
@@ -32,6 +33,9 @@ class Nvml(Protocol):
     nvmlDeviceGetUUID: Callable[[Any], str | bytes]  # noqa: N815
     nvmlDeviceGetName: Callable[[Any], str | bytes]  # noqa: N815
     nvmlDeviceGetMemoryInfo: Callable[[Any, int], Any]  # noqa: N815
+    nvmlDeviceGetPersistenceMode: Callable[[Any], int]  # noqa: N815
+    nvmlDeviceGetMaxMigDeviceCount: Callable[[Any], int]  # noqa: N815
+    nvmlDeviceGetMigDeviceHandleByIndex: Callable[[Any, int], Any]  # noqa: N815
     nvmlDeviceGetTotalEccErrors: Callable[[Any, int, int], int]  # noqa: N815
     nvmlEventSetCreate: Callable[[], Any]  # noqa: N815
     nvmlDeviceRegisterEvents: Callable[[Any, int, Any], None]  # noqa: N815
@@ -76,14 +80,30 @@ class Gpus:
         except self._nvml.NVMLError as error:
             log.info("GPUs are not looked at: %s", error)
             return
+        whole: list[Any] = []
         try:
             for index in range(self._nvml.nvmlDeviceGetCount()):
                 handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
-                uuid = _text(self._nvml.nvmlDeviceGetUUID(handle))
-                self._handles[uuid] = handle, _text(self._nvml.nvmlDeviceGetName(handle))
+                self._add(handle)
+                whole.append(handle)
         except self._nvml.NVMLError as error:
             log.warning("not every GPU is looked at: %s", error)
-        self._listen()
+        for handle in whole:
+            self._add_slices(handle)
+        self._listen(whole)
+
+    def _add(self, handle: Any) -> None:  # noqa: ANN401 - NVML's own
+        uuid = _text(self._nvml.nvmlDeviceGetUUID(handle))
+        self._handles[uuid] = handle, _text(self._nvml.nvmlDeviceGetName(handle))
+
+    def _add_slices(self, handle: Any) -> None:  # noqa: ANN401 - NVML's own
+        """The parts of a GPU (MIG), which have memory of their own; most have none."""
+        try:
+            for index in range(self._nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+                with suppress(self._nvml.NVMLError):  # no part has this number
+                    self._add(self._nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index))
+        except self._nvml.NVMLError as error:
+            log.debug("parts of a GPU are not looked at: %s", error)
 
     def _device(self, uuid: str) -> Device:
         nvml, (handle, name) = self._nvml, self._handles[uuid]
@@ -102,7 +122,14 @@ class Gpus:
             ecc_corrected=self._ecc(handle, nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED),
             ecc_uncorrected=self._ecc(handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED),
             xids=xids,
+            persistence=self._persistence(handle),
         )
+
+    def _persistence(self, handle: Any) -> bool | None:  # noqa: ANN401 - NVML's own
+        try:
+            return bool(self._nvml.nvmlDeviceGetPersistenceMode(handle))
+        except self._nvml.NVMLError:  # part of a GPU, or not on this system
+            return None
 
     def _ecc(self, handle: Any, kind: int) -> int | None:  # noqa: ANN401 - NVML's own
         try:
@@ -112,12 +139,12 @@ class Gpus:
         except self._nvml.NVMLError:  # no ECC, or switched off
             return None
 
-    def _listen(self) -> None:
+    def _listen(self, handles: Sequence[Any]) -> None:
         """Have Xid errors reported from now on; earlier ones are nowhere to be asked for."""
         nvml = self._nvml
         try:
             self._events = nvml.nvmlEventSetCreate()
-            for handle, _ in self._handles.values():
+            for handle in handles:
                 nvml.nvmlDeviceRegisterEvents(
                     handle, nvml.nvmlEventTypeXidCriticalError, self._events
                 )

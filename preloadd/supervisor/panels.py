@@ -106,6 +106,7 @@ def _rank(rank: Snapshot, view: View) -> Html:
         tag("div", _bar(rank, view), class_="amount"),
         tag("div", _engines(rank), class_="engines"),
         tag("p", why, class_="why") if why else None,
+        tag("p", rank.warning, class_="why") if rank.warning else None,
         id=f"rank-{rank.instance}",
     )
 
@@ -117,6 +118,8 @@ def _progresses(rank: Snapshot) -> bool:
 
 def _facts(rank: Snapshot) -> Iterator[str]:
     yield rank.role
+    if rank.backend:
+        yield f"{rank.backend} memory"
     if rank.pid:
         yield f"process {rank.pid}"
     if rank.condition == State.SERVING:
@@ -200,6 +203,8 @@ def _memory(device: Device, ours: int) -> Child:
 
 
 def _faults(device: Device) -> Iterator[str]:
+    if device.persistence is False:
+        yield "persistence mode is off"
     if device.ecc_uncorrected:
         yield f"{device.ecc_uncorrected:,} uncorrected memory errors"
     for number, count in device.xids:

@@ -109,6 +109,11 @@ class Snapshot:
         return self.contact
 
     @property
+    def warning(self) -> str:
+        """What a rank that serves has to say all the same; empty if nothing."""
+        return self.detail if self.condition == State.SERVING else ""
+
+    @property
     def name(self) -> str:
         """The rank for people: its instance, and its group where that is known."""
         return f"{self.instance} of {self.group}" if self.group else self.instance

@@ -68,7 +68,8 @@ def run(socket_dir: Path) -> Run:
     @contextmanager
     def start(model: Path, *flags: str, ranks: int = 1) -> Iterator[Running]:
         argv = [sys.executable, "-m", "preloadd", "run", "--log-level", "warning"]
-        argv += ["--model", str(model), "--weight-cache-socket-dir", str(socket_dir), *flags]
+        argv += ["--memory", "host", "--model", str(model), *flags]
+        argv += ["--weight-cache-socket-dir", str(socket_dir)]
         with subprocess.Popen(argv, stdout=subprocess.DEVNULL) as process:
             running = Running(process, socket_dir)
             try:

@@ -19,8 +19,15 @@ from bench.demo.memory import anonymous_of
 from preloadd.domain.leases import Mode
 from preloadd.domain.placement import Parallel, place
 from preloadd.engine.torch import attach_checkpoint
-from preloadd.engine.transformers import from_pretrained
-from preloadd.errors import AttachError, ConfigError, Mismatch, ModelNotFound, Unavailable
+from preloadd.engine.transformers import _build, from_pretrained
+from preloadd.errors import (
+    AttachError,
+    ConfigError,
+    Mismatch,
+    ModelNotFound,
+    Unavailable,
+    UnsupportedPlatformForIPCError,
+)
 from preloadd.weights.plan import Source, select
 
 pytestmark = pytest.mark.slow
@@ -59,7 +66,8 @@ def from_disk(smollm2, prompts, tokenizer):
 
 
 def attach(folder, sockets, **options):
-    return from_pretrained(folder, options={"socket_dir": sockets, "fallback": False} | options)
+    chosen = {"memory": "host", "socket_dir": sockets, "fallback": False} | options
+    return from_pretrained(folder, options=chosen)
 
 
 def test_every_way_to_attach_gives_the_tokens_of_a_load_from_disk(run, smollm2, prompts, from_disk):
@@ -102,7 +110,7 @@ def test_shards_of_three_ranks_put_together_are_the_model(
         parts = []
         for rank in range(3):
             monkeypatch.setenv("PRELOADD_DEVICES", "CPU-0, CPU-1, CPU-2")
-            options = {"socket_dir": running.sockets}
+            options = {"memory": "host", "socket_dir": running.sockets}
             placement = place(parallel, rank)
             parts.append(attach_checkpoint(smollm2, options=options, placement=placement))
         whole = put_together([part.tensors for part in parts], smollm2, parallel)
@@ -230,7 +238,8 @@ def test_a_checkpoint_replaced_on_disk_is_loaded_from_disk_and_said_so(run, tiny
     with run(tiny) as running:
         new = other_weights(tiny)
         with caplog.at_level(logging.WARNING, "preloadd.engine"):
-            model = from_pretrained(tiny, options={"socket_dir": running.sockets})
+            options = {"memory": "host", "socket_dir": running.sockets}
+            model = from_pretrained(tiny, options=options)
         assert model.preloadd is None
         assert torch.equal(model.lm_head.weight, new["lm_head.weight"])
         with pytest.raises(Mismatch, match="checkpoint: daemon has 'sampled-1:"):
@@ -263,15 +272,14 @@ def test_another_rope_base_does_not_match(run, tiny, tmp_path):
 
 def test_another_dtype_does_not_match(run, tiny):
     with run(tiny) as running, pytest.raises(Mismatch, match="dtype: daemon has 'bfloat16'"):
-        from_pretrained(
-            tiny, dtype=torch.float32, options={"socket_dir": running.sockets, "fallback": False}
-        )
+        options = {"memory": "host", "socket_dir": running.sockets, "fallback": False}
+        from_pretrained(tiny, dtype=torch.float32, options=options)
 
 
 def test_without_a_daemon_the_paths_searched_are_told(tiny, socket_dir, caplog, monkeypatch):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(socket_dir))
     with caplog.at_level(logging.WARNING, "preloadd.engine"):
-        assert from_pretrained(tiny).preloadd is None
+        assert from_pretrained(tiny, options={"memory": "host"}).preloadd is None
     (warning,) = [r for r in caplog.records if r.name.startswith("preloadd")]
     for path in ("/run/preloadd/CPU-0/rank.sock", f"{socket_dir}/preloadd/CPU-0/rank.sock"):
         assert path in warning.message
@@ -286,13 +294,64 @@ def test_a_wrong_option_is_an_error_even_with_fallback(tiny):
         from_pretrained(tiny, options={"sockets": "/x"})
 
 
+HOST = {"memory": "host"}
+
+
 def test_arguments_that_change_the_weights_load_from_disk(tiny, socket_dir, caplog):
+    spread = {"": "cpu", "lm_head": "cpu"}
     with caplog.at_level(logging.WARNING, "preloadd.engine"):
-        model = from_pretrained(tiny, options={"socket_dir": socket_dir}, device_map="cpu")
+        options = HOST | {"socket_dir": socket_dir}
+        model = from_pretrained(tiny, options=options, device_map=spread)
     assert model.preloadd is None
     assert "device_map cannot be combined with attached weights" in caplog.text
-    with pytest.raises(AttachError, match="device_map"):
-        from_pretrained(tiny, options={"fallback": False}, device_map="cpu")
+    for planned in (spread, "auto"):
+        with pytest.raises(AttachError, match="device_map"):
+            from_pretrained(tiny, options=HOST | {"fallback": False}, device_map=planned)
+
+
+@pytest.mark.parametrize(
+    "asked", [{"device": "cpu"}, {"device_map": "cpu"}, {"device_map": {"": torch.device("cpu")}}]
+)
+def test_a_device_or_a_map_that_names_just_one_is_where_the_weights_are(run, tiny, asked):
+    with run(tiny) as running:
+        options = HOST | {"socket_dir": running.sockets, "fallback": False}
+        model = from_pretrained(tiny, options=options, **asked)
+        assert model.preloadd.device == "cpu"
+        assert all(model.preloadd.shares(parameter) for parameter in model.parameters())
+
+
+def test_a_device_that_cannot_be_is_an_error_even_with_fallback(tiny):
+    with pytest.raises(ConfigError, match="device and device_map exclude each other"):
+        from_pretrained(tiny, options=HOST, device="cpu", device_map="cpu")
+    with pytest.raises(ConfigError, match=r'cuda:1 contradicts the option memory: "host"'):
+        from_pretrained(tiny, options=HOST, device_map=1)
+    with pytest.raises(ConfigError, match="device 'gpu' is none that torch knows"):
+        from_pretrained(tiny, device="gpu")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a machine without a GPU is needed")
+def test_without_a_gpu_host_memory_must_be_asked_for_even_with_fallback(tiny):
+    with pytest.raises(UnsupportedPlatformForIPCError, match='give the option memory: "host"'):
+        from_pretrained(tiny)
+
+
+def test_a_model_built_where_its_tensors_are_copies_and_reserves_nothing(run, tiny, monkeypatch):
+    """As on a GPU, where transformers would first set aside memory for all weights once more."""
+
+    def warmed_up(*_):
+        raise AssertionError("transformers set memory aside for weights that are there")
+
+    monkeypatch.setattr(transformers.modeling_utils, "caching_allocator_warmup", warmed_up)
+    with run(tiny) as running:
+        options = HOST | {"socket_dir": running.sockets}
+        with attach_checkpoint(tiny, options=options) as weights:
+            config = AutoConfig.from_pretrained(tiny)
+            built = _build(config, weights, "bfloat16", {"device_map": {"": "cpu"}})
+            assert all(weights.shares(parameter) for parameter in built.parameters())
+            del built
+    assert transformers.modeling_utils.caching_allocator_warmup is warmed_up
+    with pytest.raises(AssertionError, match="set memory aside"):
+        AutoModelForCausalLM.from_pretrained(tiny, device_map="cpu")
 
 
 def test_a_model_that_is_nowhere_is_named(socket_dir, monkeypatch, tmp_path):
@@ -304,7 +363,8 @@ def test_a_model_that_is_nowhere_is_named(socket_dir, monkeypatch, tmp_path):
 ENGINE = """
 import os, signal, sys
 from preloadd.engine.transformers import from_pretrained
-model = from_pretrained(sys.argv[1], options={"socket_dir": sys.argv[2], "fallback": False})
+options = {"memory": "host", "socket_dir": sys.argv[2], "fallback": False}
+model = from_pretrained(sys.argv[1], options=options)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 

@@ -130,7 +130,8 @@ def test_weights_that_cannot_fit_are_refused_before_loading_with_both_numbers(ma
     manager.start()
     assert manager.ended() == 73
     assert manager.phases == ["opening"]
-    found = re.search(r"the weights need ([\d,]+) bytes but .* leaves ([\d,]+): free", manager.log)
+    told = r"the weights need ([\d,]+) bytes but .* leaves ([\d,]+), so [\d,]+ are missing: free"
+    found = re.search(told, manager.log)
     assert found, manager.log
     wanted, free = (int(number.replace(",", "")) for number in found.groups())
     assert wanted == 2 << 40

@@ -162,6 +162,15 @@ def manifest_of_another_checkpoint(grant: Grant) -> None:
     grant.tell(key={**grant.manifest.key, "checkpoint": "sampled-1:00"}, shards=())
 
 
+def manifest_of_another_device(grant: Grant) -> None:
+    recipe = grant.manifest.recipe
+    grant.tell(recipe=replace(recipe, fields={**recipe.fields, "device": "GPU-1"}))
+
+
+def manifest_of_other_memory(grant: Grant) -> None:
+    grant.tell(backend="cuda")
+
+
 def manifest_of_another_generation(grant: Grant) -> None:
     grant.tell(generation="0e" * 16)
 
@@ -224,6 +233,8 @@ def views_beyond_their_storage(grant: Grant) -> None:
         (manifest_is_a_device, ProtocolViolation, "something else than a memfd"),
         (manifest_of_another_key, Mismatch, "tp_size: daemon has '4', engine wants '1'"),
         (manifest_of_another_checkpoint, Mismatch, "checkpoint: daemon has 'sampled-1:00'"),
+        (manifest_of_another_device, Mismatch, "device: daemon has 'GPU-1', engine wants 'CPU-0'"),
+        (manifest_of_other_memory, Mismatch, "memory: daemon has 'cuda', engine wants 'host'"),
         (manifest_of_another_generation, DamagedManifest, "granted other chunks than its manifest"),
         (manifest_with_other_chunks, DamagedManifest, "granted other chunks than its manifest"),
         (chunk_sizes_that_lie, DamagedManifest, r"a chunk has \d+ bytes instead of \d+"),

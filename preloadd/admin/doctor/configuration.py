@@ -11,6 +11,7 @@ from preloadd.admin.doctor.interpreter import run
 from preloadd.admin.findings import Finding, fault, note, ok, warning
 from preloadd.admin.world import World
 from preloadd.config.files import Key, Layers, group_files, host_files, read_all
+from preloadd.domain.ids import on_host
 from preloadd.linux.room import room
 
 
@@ -81,9 +82,16 @@ def examine(world: World, *, interpreter_works: bool) -> Iterator[Finding]:
 
 
 def _memory(models: list[dict[str, Any]], world: World) -> Iterator[Finding]:
-    """Whether what is not resident yet will fit. Weights of running ranks are in use already."""
+    """Whether what is not resident yet will fit in the host's memory, if it is to lie there.
+
+    Weights of running ranks are in use already; those for GPUs are the loaders' to measure.
+    """
     running = {path.parent.name for path, _ in world.running()}
-    waiting = [model for model in models if not running & set(model["instances"])]
+    waiting = [
+        model
+        for model in models
+        if on_host(model["instances"][0]) and not running & set(model["instances"])
+    ]
     wanted = sum(model["nbytes"] for model in waiting)
     if not waiting:
         return

@@ -24,7 +24,21 @@ def examine(world: World) -> Iterator[Finding]:
     gpus = world.gpus()
     told = f"driver {version[1] if version else 'of unknown version'}, {len(gpus)} GPUs"
     yield ok("gpu", told) if gpus else warning("gpu", told, "see `nvidia-smi` and the kernel log")
+    yield from _nodes(world, len(gpus))
     yield from _persistence(world)
+
+
+def _nodes(world: World, gpus: int) -> Iterator[Finding]:
+    """Whether the driver's device nodes are there: no daemon may make them, as its tool would."""
+    wanted = ["nvidiactl", "nvidia-uvm", *(f"nvidia{number}" for number in range(gpus))]
+    missing = [f"/dev/{name}" for name in wanted if not (world.root / "dev" / name).exists()]
+    if gpus and missing:
+        yield warning(
+            "gpu",
+            f"{', '.join(missing)}: not there, and daemons cannot make device nodes",
+            "run `nvidia-modprobe -u -c 0` as root at each boot, or nvidia-persistenced.service; "
+            "in a container, have its runtime pass them in",
+        )
 
 
 def _persistence(world: World) -> Iterator[Finding]:

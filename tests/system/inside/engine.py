@@ -19,15 +19,13 @@ from typing import Any
 import torch
 import transformers
 
-from preloadd.domain.ids import device_id
 from preloadd.domain.placement import Parallel, Placement
 from preloadd.engine.discovery import DEVICES
-from preloadd.engine.native import NativeCheckpoint
-from preloadd.engine.options import Options
-from preloadd.engine.torch import Weights, attach_wanted
+from preloadd.engine.torch import Weights, attach_checkpoint
 from preloadd.engine.transformers import from_pretrained
 
 QUESTION = "What is the capital of France?"
+OPTIONS = {"memory": "host", "fallback": False}
 
 
 def main(folder: Path, devices: Sequence[str]) -> None:
@@ -37,7 +35,7 @@ def main(folder: Path, devices: Sequence[str]) -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     if len(devices) == 1:
         os.environ[DEVICES] = devices[0]
-        model: Any = from_pretrained(folder, options={"fallback": False})
+        model: Any = from_pretrained(folder, options=OPTIONS)
     else:
         model = put_together(folder, [stage(folder, devices, n) for n in range(len(devices))])
     tokens = tokenizer.apply_chat_template(
@@ -55,12 +53,9 @@ def main(folder: Path, devices: Sequence[str]) -> None:
 
 def stage(folder: Path, devices: Sequence[str], number: int) -> Weights:
     """The tensors of one pipeline stage, and the lease on them."""
-    wanted = NativeCheckpoint(folder).wanted(
-        device_id(devices[number]),
-        client="test-engine",
-        placement=Placement(Parallel(pipeline=len(devices)), pipeline_rank=number),
-    )
-    return attach_wanted(wanted, Options(fallback=False))
+    os.environ[DEVICES] = devices[number]
+    placement = Placement(Parallel(pipeline=len(devices)), pipeline_rank=number)
+    return attach_checkpoint(folder, options=OPTIONS, placement=placement, client="test-engine")
 
 
 def put_together(folder: Path, stages: Sequence[Weights]) -> Any:

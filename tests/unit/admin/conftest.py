@@ -86,6 +86,9 @@ class Host:
             (folder / "information").write_text(
                 f"Model: \t\t NVIDIA H200\nGPU UUID: \t {uuid}\nVideo BIOS: \t ??\n"
             )
+        (self.root / "dev").mkdir(exist_ok=True)
+        for name in ("nvidiactl", "nvidia-uvm", *(f"nvidia{n}" for n in range(len(uuids)))):
+            (self.root / "dev" / name).touch()
         version = self.root / "proc/driver/nvidia/version"
         version.parent.mkdir(parents=True, exist_ok=True)
         version.write_text(

@@ -116,7 +116,7 @@ def test_gpus_are_written_in_full_before_the_file_is_judged(host):
     path = host.group(gpus='"all"')
     with pytest.raises(ConfigError) as caught:
         plan(host.world)
-    assert f"gpus[0]: {A}: memory of GPUs: not in this version" in str(caught.value)
+    assert f"gpus[0]: {A} is not seen by a loader: " in str(caught.value)
     assert 'gpus = "all"' in path.read_text()
 
 

@@ -53,6 +53,21 @@ def test_status_says_what_is_wrong_and_what_to_do(ctl, ranks):
     assert lines[-1] == "1 group: 1 of 4 ranks serve"
 
 
+GPU = "GPU-53b1d48b-de77-970d-5f91-576155feee6c"
+
+
+def test_status_and_show_tell_what_weights_on_a_gpu_risk(ctl, ranks):
+    ranks.serve(GPU, backend="cuda", detail="persistence mode was off")
+    ran = ctl("status")
+    assert ran.status == 0
+    *_, warning, total = ran.out.splitlines()
+    assert warning == f"smol {GPU}: warning: persistence mode was off"
+    assert total == "1 group, 1 rank: all serve"
+    shown = ctl("group", "show", "smol").out
+    assert re.search(r"warning +persistence mode was off", shown)
+    assert re.search(r"memory +cuda", shown)
+
+
 def test_status_without_anything(ctl):
     ran = ctl("status")
     assert ran.status == 3

@@ -28,6 +28,12 @@ def seen(*ranks, notes=()):
             [replace(SERVING, condition=Condition.STUCK, detail="deaf", lease_count=None)],
             ["g CPU-0: serving -> stuck: deaf"],
         ),
+        (
+            [SERVING],
+            [replace(SERVING, detail="no persistence")],
+            ["g CPU-0: warning: no persistence"],
+        ),
+        ([replace(SERVING, detail="x")], [replace(SERVING, detail="x")], []),
         ([replace(LOADING, done=11)], [replace(LOADING, done=19)], []),
         (
             [replace(LOADING, done=19)],

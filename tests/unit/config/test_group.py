@@ -7,8 +7,11 @@ import pytest
 from preloadd.config.files import Document, Fault, parse
 from preloadd.config.group import Group, claims, is_full, judge
 from preloadd.domain.placement import ExpertPlacement
+from preloadd.domain.settings import CHUNK_BYTES, Memory
 
 UUID = "GPU-53b1d48b-de77-970d-5f91-576155feee6c"
+MIG = UUID.replace("GPU", "MIG")
+AMD = "GPU-53b1d48bde77970d"
 PATH = Path("/etc/preloadd/groups.d/llama.toml")
 
 
@@ -39,7 +42,8 @@ def test_model_and_devices_are_enough():
     found = group(GOOD)
     assert found.name == "llama"
     assert found.parallel.parallel.world == 1
-    assert found.chunk_bytes == 1 << 30
+    assert (found.chunk_bytes, found.largest_chunk) == (0, 1 << 30)
+    assert found.backend is Memory.HOST
     assert [str(instance) for instance in found.instances] == ["CPU-0"]
 
 
@@ -51,6 +55,7 @@ def test_everything_that_can_be_said():
         revision = "main"
         gpus = ["CPU-3", "CPU-1", "CPU-2", "CPU-0"]
         memory = "host"
+        reader = "pread"
         python = "/opt/x/bin/python"
         digest = "full"
         chunk_bytes = "64MiB"
@@ -94,7 +99,11 @@ def test_everything_that_can_be_said():
         ('"a\\nb" = 1', '"a\\nb"', "no such key"),
         ('builder = "vllm"', "builder", "not in this version"),
         ('builder = "vlm"', "builder", "must be 'native' or 'vllm' (given: 'vlm')"),
-        ('memory = "cuda"', "memory", "not in this version"),
+        ('memory = "cuda"', "memory", 'but gpus lists CPU-0 (write "host"'),
+        ('memory = "hip"', "memory", "or leave the key out)"),
+        ('memory = "gpu"', "memory", "must be 'auto', 'host', 'cuda' or 'hip'"),
+        ('reader = "mmap"', "reader", "must be 'pread' or 'instanttensor'"),
+        ('reader = "instanttensor"', "reader", "CUDA devices only (leave the key out)"),
         ('engine_args = { dtype = "bfloat16" }', "engine_args", "not in this version"),
         ("[parallel]\nnodes = 2", "parallel.nodes", "not in this version"),
         (
@@ -150,7 +159,10 @@ def test_fault_names_key_and_remedy(more, key, told):
 @pytest.mark.parametrize(
     ("gpus", "key", "told"),
     [
-        (f'["{UUID}"]', "gpus[0]", "memory of GPUs: not in this version (give host devices"),
+        (f'["{UUID}", "CPU-0"]', "gpus", f"devices of several kinds: {UUID}, CPU-0 ("),
+        (f'["{UUID}", "{AMD}"]', "gpus", "or in that of one vendor's GPUs)"),
+        (f'["{UUID.upper()}"]', "gpus[0]", "preloadd admin config apply"),
+        ('["MIG-53b1"]', "gpus[0]", "as `nvidia-smi -L` does"),
         ('["GPU-53b1"]', "gpus[0]", "preloadd admin config apply"),
         ('["all"]', "gpus[0]", "preloadd admin config apply"),
         ('["0"]', "gpus[0]", "change between boots"),
@@ -193,6 +205,28 @@ def test_count_of_devices_is_told_beside_other_faults():
     assert "lists 2 devices, but [parallel] makes 1 (tensor) x 1 (pipeline) = 1 ranks" in found[1]
 
 
+@pytest.mark.parametrize(
+    ("device", "memory", "backend"),
+    [
+        (UUID, "auto", Memory.CUDA),
+        (UUID, "cuda", Memory.CUDA),
+        (MIG, "auto", Memory.CUDA),
+        (AMD, "auto", Memory.HIP),
+        (AMD, "hip", Memory.HIP),
+        ("CPU-7", "host", Memory.HOST),
+    ],
+)
+def test_memory_is_that_of_the_devices(device, memory, backend):
+    found = group(f'model = "/srv/m"\ngpus = ["{device}"]\nmemory = "{memory}"')
+    assert found.backend is backend
+    assert found.largest_chunk == CHUNK_BYTES[backend]
+    assert [str(instance) for instance in found.instances] == [device]
+
+
+def test_another_reader_fills_cuda_memory():
+    assert group(f'model = "/m"\ngpus = ["{UUID}"]\nreader = "instanttensor"').reader
+
+
 def test_claims_are_read_from_files_that_are_wrong():
     assert claims(document('gpus = ["CPU-0", 1, "all"]\nmodelz = 1')) == ("llama", ["CPU-0"])
     assert claims(document('name = "n"\ngpus = "CPU-1"')) == ("n", ["CPU-1"])
@@ -200,7 +234,16 @@ def test_claims_are_read_from_files_that_are_wrong():
 
 
 @pytest.mark.parametrize(
-    ("device", "full"), [(UUID, True), ("GPU-53b1", False), ("CPU-0", True), ("MIG-1", True)]
+    ("device", "full"),
+    [
+        (UUID, True),
+        (MIG, True),
+        (AMD, True),
+        ("GPU-53b1", False),
+        (f"{AMD}0", False),
+        ("MIG-1", False),
+        ("CPU-0", True),
+    ],
 )
 def test_full_uuids_are_told_from_beginnings(device, full):
     assert is_full(device) is full

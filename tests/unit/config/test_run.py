@@ -3,16 +3,21 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from preloadd.config.run import RunOptions, flag, parse_run, rank_settings
+from preloadd.config.run import Chosen, RunOptions, flag, parse_run, rank_settings
+from preloadd.domain.ids import DeviceId
 from preloadd.domain.placement import ExpertPlacement
-from preloadd.domain.settings import Digest, Memory, RankSettings
+from preloadd.domain.settings import Digest, Memory, RankSettings, Reader
 from preloadd.errors import ConfigError
+from preloadd.launcher.devices import on_host
+
+A, B = "GPU-" + "a" * 8, "GPU-" + "b" * 8
 
 
-def settings(**given: object) -> tuple[RankSettings, ...]:
+def settings(chosen: Chosen | None = None, **given: object) -> tuple[RankSettings, ...]:
     options = parse_run({"model": "org/tiny", **given})
     return rank_settings(
         options,
+        chosen or on_host(options.parallel.world),
         model=Path("/cache/snapshots/abc"),
         socket_dir=Path("/run/x"),
         derived=True,
@@ -27,9 +32,11 @@ def faults(**given: object) -> list[str]:
 
 def test_model_alone_is_enough():
     options = parse_run({"model": "org/tiny"})
-    assert options.backend is Memory.HOST
+    assert options.memory == "auto"
+    assert options.gpus == ()
+    assert options.reader is Reader.PREAD
     assert options.digest is Digest.SAMPLED
-    assert options.chunk_bytes == 1 << 30
+    assert options.chunk_bytes is None
     assert options.weight_cache_health_port is None
     assert options.parallel.world == 1
 
@@ -81,8 +88,41 @@ def test_chunk_sizes_are_read_with_units_and_rounded_down_to_pages(written, nbyt
     assert parse_run({"model": "m", "chunk_bytes": written}).chunk_bytes == nbytes
 
 
-def test_auto_memory_is_host_memory():
-    assert parse_run({"model": "m", "memory": "auto"}).backend is Memory.HOST
+def test_chunks_are_as_large_as_the_memory_has_them_by_default():
+    gpus = Chosen(Memory.CUDA, (DeviceId(A),), "")
+    assert settings()[0].model.chunk_bytes == 1 << 30
+    assert settings(gpus)[0].model.chunk_bytes == 4 << 30
+    assert settings(gpus, chunk_bytes="64MiB")[0].model.chunk_bytes == 64 << 20
+
+
+def test_ranks_are_on_the_devices_that_were_chosen_in_their_order():
+    gpus = Chosen(Memory.CUDA, (DeviceId(B), DeviceId(A)), "")
+    ranks = settings(gpus, tensor_parallel_size="2", reader="instanttensor")
+    assert [(rank.instance, rank.peers) for rank in ranks] == [(B, (A,)), (A, (B,))]
+    assert {rank.model.memory for rank in ranks} == {Memory.CUDA}
+    assert {rank.model.reader for rank in ranks} == {Reader.INSTANTTENSOR}
+    assert [rank.model.placement.tensor_rank for rank in ranks] == [0, 1]
+
+
+def test_gpus_are_listed_with_commas():
+    assert parse_run({"model": "m", "gpus": f"{A}, {B}"}).gpus == (A, B)
+    assert parse_run({"model": "m", "gpus": "all"}).gpus == ("all",)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"memory": "host", "gpus": "all"}, "--memory host and --gpus contradict each other"),
+        ({"memory": "host", "reader": "instanttensor"}, "leave out --reader"),
+        ({"memory": "hip", "reader": "instanttensor"}, "leave out --reader"),
+        ({"gpus": "GPU-1,,GPU-2"}, "--gpus: "),
+        ({"reader": "mmap"}, "--reader: "),
+        ({"memory": "gpu"}, "--memory: "),
+    ],
+)
+def test_contradictions_and_faults_of_devices(given, told):
+    (fault,) = faults(model="m", **given)
+    assert told in fault
 
 
 def test_socket_dir_becomes_absolute(tmp_path, monkeypatch):

@@ -9,6 +9,7 @@ from preloadd.domain.ids import (
     device_id,
     generation_id,
     lease_id,
+    on_host,
 )
 from preloadd.errors import ConfigError
 
@@ -54,3 +55,9 @@ def test_generations_and_leases_are_hexadecimal_of_fixed_length():
             generation_id(wrong)
     with pytest.raises(ValueError, match="no lease id"):
         lease_id("0" * 15)
+
+
+def test_host_memory_is_told_from_gpus():
+    assert on_host("CPU-0")
+    assert not on_host(GPU)
+    assert not on_host(GPU.replace("GPU", "MIG"))

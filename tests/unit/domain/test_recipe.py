@@ -5,7 +5,7 @@ import pytest
 from preloadd.domain.files import FileIdentity
 from preloadd.domain.placement import Parallel, Placement
 from preloadd.domain.recipe import BUILDER_VERSIONS, Recipe, changes, recipe_of
-from preloadd.domain.settings import Builder, Digest, ModelSettings, RankSettings
+from preloadd.domain.settings import Builder, Digest, Memory, ModelSettings, RankSettings, Reader
 
 FILE = FileIdentity(1, 2, 3, 4, 5)
 MODEL = ModelSettings(path="/m", name="m")
@@ -51,6 +51,8 @@ def test_where_the_files_cannot_be_seen_their_path_decides():
         ({"placement": Placement(Parallel(tensor=2), 1)}, "parallel"),
         ({"name": "other"}, None),
         ({"chunk_bytes": 1 << 20}, None),
+        ({"reader": Reader.INSTANTTENSOR}, None),
+        ({"memory": Memory.CUDA}, "memory"),
     ],
 )
 def test_what_of_the_settings_makes_other_weights(changed, field):

@@ -3,19 +3,19 @@ from pathlib import Path
 import pytest
 
 from preloadd.domain.leases import Mode
-from preloadd.engine.options import Options
+from preloadd.engine.options import Options, Where
 from preloadd.errors import ConfigError
 
 
 def test_the_defaults_are_the_documented_ones():
     options = Options.parse({})
-    assert options == Options(None, None, Mode.ZERO_COPY, True, 5.0, 300.0)
+    assert options == Options(Where.AUTO, None, None, Mode.ZERO_COPY, True, 5.0, 300.0)
 
 
 def test_every_option_is_read():
     given = {"socket_path": "/s", "mode": "copy", "fallback": False, "connect_timeout_s": 1}
-    options = Options.parse({**given, "state_timeout_s": 2.5})
-    assert options == Options(Path("/s"), None, Mode.COPY, False, 1.0, 2.5)
+    options = Options.parse({**given, "memory": "host", "state_timeout_s": 2.5})
+    assert options == Options(Where.HOST, Path("/s"), None, Mode.COPY, False, 1.0, 2.5)
     assert Options.parse({"socket_dir": Path("/d")}).socket_dir == Path("/d")
 
 
@@ -23,6 +23,7 @@ def test_every_option_is_read():
     ("given", "told"),
     [
         ({"socketpath": "/s"}, "unknown option 'socketpath': expected one of connect_timeout_s"),
+        ({"memory": "cuda"}, "option memory: 'cuda' is none of auto, host"),
         ({"mode": "map"}, "option mode: 'map' is none of zero_copy, copy"),
         ({"fallback": "no"}, "option fallback: 'no' is neither true nor false"),
         ({"connect_timeout_s": -1}, "option connect_timeout_s: -1"),

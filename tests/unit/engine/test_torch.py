@@ -2,6 +2,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from safetensors.torch import load_file
 from preloadd.domain.leases import Mode
 from preloadd.domain.lifecycle import State
 from preloadd.engine.torch import attach_checkpoint
-from preloadd.errors import ConfigError, Mismatch
+from preloadd.errors import ConfigError, Mismatch, UnsupportedPlatformForIPCError
 from preloadd.protocol import messages as m
 from tests.checkpoints import SHARDS, llama
 from tests.process.conftest import ROOT, eventually
@@ -22,7 +23,8 @@ def get(daemon, model):
     made = []
 
     def get(**options):
-        found = attach_checkpoint(model, options={"socket_path": daemon.socket} | options)
+        chosen = {"memory": "host", "socket_path": daemon.socket} | options
+        found = attach_checkpoint(model, options=chosen)
         made.append(found)
         return found
 
@@ -76,6 +78,65 @@ def test_tensors_in_use_keep_the_lease_and_are_told_of(get, daemon, disk):
     held(daemon, 0)
 
 
+def mapped() -> int:
+    """How many chunks this process has mapped."""
+    return Path("/proc/self/maps").read_text().count("/memfd:preloadd-chunk")
+
+
+def test_a_second_attachment_has_a_lease_of_its_own_and_the_same_memory(get, daemon, disk):
+    before = mapped()
+    one, other = get(), get()
+    assert mapped() == before + len(one.manifest.chunks)
+    held(daemon, 2)
+    for name, tensor in one.tensors.items():
+        assert other.tensors[name].data_ptr() == tensor.data_ptr()
+    del tensor
+    one.close()
+    held(daemon, 1)
+    assert_equal(other.tensors, disk)
+    other.close()
+    held(daemon, 0)
+    assert mapped() == before
+
+
+def test_each_attachment_answers_for_its_own_tensors(get, daemon, disk):
+    one, other = get(), get()
+    name, kept = next(iter(one.tensors.items()))
+    with pytest.raises(BufferError):
+        one.close()
+    other.close()
+    held(daemon, 1)
+    assert torch.equal(kept, disk[name])
+    del kept
+    one.close()
+    held(daemon, 0)
+
+
+def test_a_copy_beside_tensors_in_use_in_this_process_leaves_them(get, daemon, disk):
+    one = get()
+    copied = get(mode="copy")
+    held(daemon, 1)
+    assert_equal(copied.tensors, disk)
+    assert_equal(one.tensors, disk)
+    assert not any(one.shares(tensor) for tensor in copied.tensors.values())
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a machine without a GPU is needed")
+def test_host_memory_is_only_used_when_asked_for(daemon, model):
+    with pytest.raises(UnsupportedPlatformForIPCError, match='give the option memory: "host"'):
+        attach_checkpoint(model, options={"socket_path": daemon.socket})
+    with pytest.raises(UnsupportedPlatformForIPCError, match="device cpu has no GPU memory"):
+        attach_checkpoint(model, device="cpu", options={"socket_path": daemon.socket})
+
+
+def test_a_device_that_contradicts_the_options_is_an_error(daemon, model):
+    options = {"memory": "host", "socket_path": daemon.socket}
+    with pytest.raises(ConfigError, match="device cuda:1 contradicts"):
+        attach_checkpoint(model, device="cuda:1", options=options)
+    with attach_checkpoint(model, device="cpu", options=options) as weights:
+        assert weights.device == "cpu"
+
+
 def test_an_abandoned_lease_leaves_the_tensors(get, daemon, disk):
     weights = get()
     tensors = dict(weights.tensors)
@@ -108,7 +169,7 @@ def test_a_copy_beside_another_engine_frees_nothing(get, daemon, disk):
 def test_a_mismatch_and_a_wrong_option_are_errors(daemon, tmp_path):
     other = llama(tmp_path / "other", seed=1)
     with pytest.raises(Mismatch, match="checkpoint"):
-        attach_checkpoint(other, options={"socket_path": daemon.socket})
+        attach_checkpoint(other, options={"memory": "host", "socket_path": daemon.socket})
     with pytest.raises(ConfigError, match="unknown option 'socket'"):
         attach_checkpoint(other, options={"socket": daemon.socket})
 
@@ -116,14 +177,15 @@ def test_a_mismatch_and_a_wrong_option_are_errors(daemon, tmp_path):
 def test_the_device_comes_from_the_environment(daemon, model, monkeypatch):
     monkeypatch.setenv("PRELOADD_DEVICES", "CPU-3")
     with pytest.raises(Mismatch, match="device: daemon has 'CPU-0', engine wants 'CPU-3'"):
-        attach_checkpoint(model, options={"socket_path": daemon.socket})
+        attach_checkpoint(model, options={"memory": "host", "socket_path": daemon.socket})
 
 
 WRITING = """
 import sys
 from pathlib import Path
 from preloadd.engine.torch import attach_checkpoint
-weights = attach_checkpoint(Path(sys.argv[1]), options={"socket_path": sys.argv[2]})
+options = {"memory": "host", "socket_path": sys.argv[2]}
+weights = attach_checkpoint(Path(sys.argv[1]), options=options)
 print("attached", flush=True)
 weights.tensors["model.norm.weight"].add_(1)
 """

@@ -6,8 +6,17 @@ import torch
 from preloadd.domain import dtypes
 from preloadd.domain.manifest import Manifest, Storages, Tensors, check
 from preloadd.domain.recipe import Recipe
-from preloadd.errors import UnsupportedModel
-from preloadd.frameworks.torch import DTYPES, host_chunk, view, views
+from preloadd.errors import ConfigError, DeviceFailed, UnsupportedModel
+from preloadd.frameworks.torch import (
+    DTYPES,
+    device_chunk,
+    device_name,
+    in_use,
+    platform,
+    synchronize,
+    views,
+    whole_chunk,
+)
 
 
 def manifest(rows, storages, *, aliases=None, nbytes=8192):
@@ -66,7 +75,7 @@ def test_a_dtype_that_torch_lacks_names_the_tensor():
 )
 def test_half_a_pair_of_packed_values_is_refused_by_name(shape, strides):
     with pytest.raises(UnsupportedModel, match="w: torch keeps F4 values in pairs"):
-        view(chunk(), 0, name="w", dtype="F4", shape=shape, strides=strides)
+        views(manifest([("w", 0, "F4", shape, strides, 0, 0)], [(0, 0, 512)]), [chunk()])
 
 
 @pytest.mark.parametrize("shape", [(0,), (3, 0), (0, 4)])
@@ -96,13 +105,120 @@ def test_strides_offsets_and_shared_storage_are_kept():
     assert torch.equal(made["transposed"], made["whole"].T)
 
 
+def test_a_chunk_need_not_end_where_a_value_does():
+    base = chunk(515)
+    made = views(manifest([("w", 0, "C64", (64,), None, 0, 0)], [(0, 0, 512)], nbytes=515), [base])
+    assert bytes(made["w"].view(torch.uint8).numpy()) == bytes(base[:512].numpy())
+
+
+def test_tensors_of_many_chunks_and_storages_are_where_the_manifest_says():
+    chunks = [chunk(), chunk() + 1]
+    rows = [
+        ("a", 0, "I32", (2, 3, 4), None, 0, 2),
+        ("b", 1, "I32", (5,), None, 1, 0),
+        ("c", 2, "F64", (1, 3), (0, 2), 2, 1),
+    ]
+    storages = [(0, 1024, 104), (1, 0, 20), (1, 512, 48)]
+    names, kinds, codes, shapes, strides, of, skip = zip(*rows, strict=True)
+    made = Manifest(
+        generation="a" * 32,
+        layout=1,
+        backend="host",
+        chunks=(8192, 8192),
+        storages=Storages(*map(list, zip(*storages, strict=True))),
+        tensors=Tensors(
+            *map(list, (names, kinds, [dtypes.CODES[c] for c in codes], shapes, strides, of, skip))
+        ),
+        key={},
+        recipe=Recipe({}, ()),
+    )
+    check(made)
+    found = views(made, chunks)
+    places = {name: (0 if name == "a" else 1, found[name].data_ptr()) for name in found}
+    starts = {name: address - chunks[index].data_ptr() for name, (index, address) in places.items()}
+    assert starts == {"a": 1024 + 8, "b": 0, "c": 512 + 8}
+    assert found["a"].is_contiguous()
+    assert (found["a"].stride(), found["c"].stride()) == ((12, 4, 1), (0, 2))
+    doubles = chunks[1][512:560].view(torch.float64)
+    assert torch.equal(found["c"][0].view(torch.int64), doubles[1::2].view(torch.int64)[:3])
+
+
 def test_a_live_tensor_keeps_its_mapping(tmp_path):
     (tmp_path / "f").write_bytes(bytes(range(256)) * 16)
     with (tmp_path / "f").open("rb") as file:
         mapped = mmap.mmap(file.fileno(), 4096, prot=mmap.PROT_READ)
-    tensor = host_chunk(memoryview(mapped))
+    tensor = whole_chunk(memoryview(mapped), "cpu")
     with pytest.raises(BufferError):
         mapped.close()
     assert int(tensor.sum()) == 255 * 128 * 16
     del tensor
     mapped.close()
+
+
+def test_whether_memory_is_in_use_is_known_without_holding_it():
+    tensor = chunk()
+    used = in_use(tensor)
+    part = tensor.view(torch.int16)[8:16]
+    del tensor
+    assert used()
+    as_numpy = part.numpy()
+    del part
+    assert used()
+    del as_numpy
+    assert not used()
+
+
+# -- devices --
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        (None, ""),
+        ("cpu", "cpu"),
+        ("cuda", "cuda"),
+        ("cuda:1", "cuda:1"),
+        (torch.device("cuda", 2), "cuda:2"),
+        (3, "cuda:3"),
+    ],
+)
+def test_a_device_is_called_as_torch_does(given, name):
+    assert device_name(given) == name
+
+
+@pytest.mark.parametrize("given", ["gpu", "cuda:x", "", 1.5, [0]])
+def test_what_is_no_device_is_named(given):
+    with pytest.raises(
+        ConfigError, match=f"device {given!r} is none that torch knows".replace("[", r"\[")
+    ):
+        device_name(given)
+
+
+def test_the_platform_is_what_torch_says_of_itself():
+    found = platform()
+    assert (found.torch, found.cuda, found.hip) == (
+        torch.__version__,
+        torch.version.cuda,
+        torch.version.hip,
+    )
+    assert found.sees_gpu == torch.cuda.is_available()
+
+
+def test_the_cpu_needs_no_waiting_for():
+    synchronize("cpu")
+
+
+def test_what_torch_cannot_use_is_an_error_of_ours():
+    with pytest.raises(DeviceFailed, match="torch cannot use the weights mapped on cpu: "):
+        device_chunk(object(), "cpu")
+
+
+class Elsewhere(list):
+    """Bytes that torch copies, instead of using them where they are."""
+
+    address, nbytes = 1, 4
+
+
+def test_a_silent_copy_is_noticed():
+    with pytest.raises(DeviceFailed, match="torch copied mapped weights to cpu"):
+        device_chunk(Elsewhere([1, 2, 3, 4]), "cpu")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import io
 import json
 import os
+import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from preloadd.launcher.progress import LineDisplay
 
 ROOT = Path(preloadd.__file__).parents[1]
 STAND_IN = Path(__file__).with_name("stand_in.py")
+DRIVE = Path(__file__).with_name("drive.py")
 PATIENCE_S = 20.0
 
 Step = list[Any]
@@ -109,3 +111,47 @@ class Stage:
 @pytest.fixture
 def stage(socket_dir: Path) -> Stage:
     return Stage(socket_dir)
+
+
+class Launcher:
+    """A launcher process with what it has said so far."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self.shown = ""
+
+    def wait_for(self, text: str) -> None:
+        while text not in self.shown:
+            line = self.process.stdout.readline()
+            assert line, f"the launcher ended without {text!r}: {self.shown}"
+            self.shown += line
+
+    def end(self) -> int:
+        rest, _ = self.process.communicate(timeout=PATIENCE_S)
+        self.shown += rest
+        return self.process.returncode
+
+
+@pytest.fixture
+def drive(stage):
+    @contextmanager
+    def started(*, before: Sequence[str] = (), **fields: str) -> Iterator[Launcher]:
+        temporary = stage.folder / "tmp"
+        temporary.mkdir(exist_ok=True)
+        given = [f"{name}={value}" for name, value in fields.items()]
+        driver = [*before, sys.executable, str(DRIVE)]
+        command = [*driver, str(stage.folder), str(stage.socket_dir), *given]
+        environ = {**stage.environ, "TMPDIR": str(temporary), "HF_HOME": str(stage.folder / "hf")}
+        with subprocess.Popen(
+            command,
+            env=environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        ) as process:
+            try:
+                yield Launcher(process)
+            finally:
+                process.kill()
+
+    return started

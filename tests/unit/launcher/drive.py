@@ -20,6 +20,7 @@ STAND_IN = Path(__file__).with_name("stand_in.py")
 def main() -> int:
     folder, socket_dir, *fields = sys.argv[1:]
     given = {"model": folder, "weight_cache_socket_dir": socket_dir}
+    given["memory"] = "host"
     given |= dict(field.split("=", 1) for field in fields)
     try:
         start = Start(
@@ -28,6 +29,7 @@ def main() -> int:
             make_display(sys.stdout),
             rank=lambda settings: [sys.executable, str(STAND_IN), folder, settings.instance],
             fetch=lambda python: [python, f"{folder}/fetch.py"],
+            loader=lambda python: [python, f"{folder}/loader.py"],
         )
         return anyio.run(start.run)
     except PreloadError as error:

@@ -17,12 +17,15 @@ from preloadd.launcher.checks import (
     prepare_socket_dir,
     require_room,
 )
+from preloadd.launcher.devices import on_host
 
 ROOT = Path(preloadd.__file__).parents[1]
 
 
 def prepare(environ=None, **given: object) -> tuple[Path, bool]:
-    return prepare_socket_dir(parse_run({"model": "m", **given}), environ or {})
+    options = parse_run({"model": "m", **given})
+    instances = on_host(options.parallel.world).instances
+    return prepare_socket_dir(options, instances, environ or {})
 
 
 def mode(path: Path) -> int:

@@ -55,7 +55,7 @@ def test_all_faults_are_told_at_once():
 
 
 def test_one_fault_is_one_line():
-    done = run("--model", "/nonexistent")
+    done = run("--model", "/nonexistent", "--memory", "host")
     assert done.returncode == 66
     assert done.stderr == "preloadd run: /nonexistent: no such folder: correct the path\n"
 
@@ -65,6 +65,8 @@ def test_every_flag_arrives_under_its_field_name():
     wrong = {
         "builder": "x",
         "memory": "x",
+        "gpus": ",",
+        "reader": "x",
         "chunk_bytes": "x",
         "digest": "x",
         "tensor_parallel_size": "x",

@@ -79,7 +79,7 @@ def test_signal_told_twice_is_one_and_a_later_one_hurries():
 
 def test_preparing_is_interrupted():
     async def prepare(ending: Ending) -> None:
-        with anyio.fail_after(5), ending.preparing:
+        with anyio.fail_after(5), ending.until():
             os.kill(os.getpid(), signal.SIGTERM)
             await anyio.sleep_forever()
 
@@ -91,7 +91,7 @@ def test_preparing_that_begins_too_late_does_nothing():
     done = []
 
     async def prepare(ending: Ending) -> None:
-        with ending.preparing:
+        with ending.until():
             await anyio.lowlevel.checkpoint()
             done.append(True)
 

@@ -3,11 +3,8 @@
 import os
 import signal
 import socket
-import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -24,53 +21,7 @@ BECOME = (
 AS_SUBREAPER = [sys.executable, "-c", BECOME]
 """What the kernel gives orphans to, as it does to PID 1 of a container; exec does not end that."""
 
-DRIVE = Path(__file__).with_name("drive.py")
 SERVE = ["serve"]
-PATIENCE_S = 15.0
-
-
-class Launcher:
-    """A launcher process with what it has said so far."""
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self.process = process
-        self.shown = ""
-
-    def wait_for(self, text: str) -> None:
-        while text not in self.shown:
-            line = self.process.stdout.readline()
-            assert line, f"the launcher ended without {text!r}: {self.shown}"
-            self.shown += line
-
-    def end(self) -> int:
-        rest, _ = self.process.communicate(timeout=PATIENCE_S)
-        self.shown += rest
-        return self.process.returncode
-
-
-@pytest.fixture
-def drive(stage):
-    @contextmanager
-    def started(*, before: Sequence[str] = (), **fields: str) -> Iterator[Launcher]:
-        temporary = stage.folder / "tmp"
-        temporary.mkdir(exist_ok=True)
-        given = [f"{name}={value}" for name, value in fields.items()]
-        driver = [*before, sys.executable, str(DRIVE)]
-        command = [*driver, str(stage.folder), str(stage.socket_dir), *given]
-        environ = {**stage.environ, "TMPDIR": str(temporary), "HF_HOME": str(stage.folder / "hf")}
-        with subprocess.Popen(
-            command,
-            env=environ,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        ) as process:
-            try:
-                yield Launcher(process)
-            finally:
-                process.kill()
-
-    return started
 
 
 def gone(pid: int) -> bool:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import random
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 from preloadd.domain.settings import ModelSettings, RankSettings
 from preloadd.linux import seqpacket
 from preloadd.linux.fds import OwnedFd
+from preloadd.loader.source import OpenFile, opened_direct
 from preloadd.protocol import codec
 from preloadd.protocol import messages as m
 from preloadd.transport.blocking import Link
+from preloadd.weights.checkpoint.reading import opened
 from tests.checkpoints import llama
 
 
@@ -77,3 +82,34 @@ def ends() -> Iterator[tuple[Rank, socket.socket]]:
         undo.callback(rank.close)
         undo.callback(theirs.close)
         yield rank, theirs
+
+
+class Shard(NamedTuple):
+    """A file on the disk, opened both ways, and what it holds."""
+
+    path: Path
+    content: bytes
+    fd: int
+    direct: int
+
+    def opened(self, *, direct: bool = True) -> OpenFile:
+        return OpenFile(self.path, self.fd, self.direct if direct else None)
+
+    def drop(self) -> None:
+        """Have the page cache forget it; skips where the kernel does not tell what that holds."""
+        os.fsync(self.fd)
+        if self.opened().cached(0, 1) is None:
+            pytest.skip(f"the file system of {self.path} does not have RWF_NOWAIT")
+        os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+@pytest.fixture
+def shard(tmp_path: Path) -> Iterator[Shard]:
+    """A shard of 6 MiB and a bit, so that its last block is not whole."""
+    path = tmp_path / "model.safetensors"
+    content = random.Random(7).randbytes((6 << 20) + 1234)
+    path.write_bytes(content)
+    with opened(path) as fd, opened_direct(fd) as direct:
+        if direct is None:
+            pytest.skip(f"the file system of {tmp_path} does not have O_DIRECT")
+        yield Shard(path, content, fd, direct)

@@ -4,14 +4,21 @@ import json
 import os
 import subprocess
 import sys
+import uuid
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import preloadd
+from preloadd.domain.devices import Probe
+from preloadd.domain.settings import Memory
+from preloadd.linux.memfd import read_sealed
 from preloadd.linux.process import spawn
 from preloadd.protocol import messages as m
-from tests.checkpoints import SHARDS
+from preloadd.protocol import payload
+from tests.checkpoints import SHARDS, stored
+from tests.driver_stand_in import build
 
 ROOT = Path(preloadd.__file__).parents[1]
 
@@ -82,6 +89,115 @@ def test_a_rank_that_is_gone_ends_it_without_a_fuss(ends, loader, capfd):
     rank.link.close()
     assert child.wait(10) == 76
     assert "Traceback" not in capfd.readouterr().err
+
+
+DEVICES = {
+    Memory.CUDA: [f"GPU-{uuid.uuid4()}" for _ in range(2)],
+    Memory.HIP: [f"GPU-{uuid.uuid4().hex[:16]}" for _ in range(2)],
+}
+"""The GPU of the rank and another one, as each kind of driver names them; nobody else's."""
+
+
+@pytest.fixture(scope="module")
+def drivers(tmp_path_factory):
+    """Environments in which drivers of our own stand in for those of a GPU."""
+    folder = tmp_path_factory.mktemp("drivers")
+    build.hip(folder)
+    environ = build.cuda(folder) | {"STAND_IN_MEMORY": str(64 << 20)}
+    return {
+        Memory.CUDA: environ | {"CUDA_VISIBLE_DEVICES": DEVICES[Memory.CUDA][0]},
+        Memory.HIP: environ | {"HIP_VISIBLE_DEVICES": "0", "CUDA_VISIBLE_DEVICES": ""},
+    }
+
+
+@pytest.fixture(params=[Memory.CUDA, Memory.HIP])
+def on_gpu(request, drivers, environ, settings_of, model):
+    """Settings of a rank on a GPU; the loader's environment has that GPU, and another one."""
+    devices = DEVICES[request.param]
+    environ.update(drivers[request.param] | {"STAND_IN_DEVICES": ",".join(devices)})
+    return settings_of(model, instance=devices[0], memory=request.param, chunk_bytes=2 << 20)
+
+
+@pytest.mark.slow
+def test_a_model_is_loaded_into_the_memory_of_a_gpu(ends, loader, on_gpu, model):
+    rank, _ = ends
+    child = loader()
+    rank.order(on_gpu)
+    *_, last = rank.heard()
+    assert isinstance(last, m.ManifestWritten), last
+    assert child.wait(10) == 0
+    *chunks, written = rank.fds
+    manifest = payload.decode(read_sealed(written.fileno(), payload.MAX_NBYTES))
+    assert manifest.backend == on_gpu.model.memory.value
+    tensors = {}
+    for name in manifest.tensors.name:
+        chunk, offset, nbytes = manifest.locate(name)
+        tensors[name] = os.pread(chunks[chunk].fileno(), nbytes, offset)
+    assert tensors == stored(model)
+
+
+@pytest.mark.slow
+def test_a_gpu_that_is_full_is_said_before_anything_is_loaded(ends, loader, environ, on_gpu):
+    rank, _ = ends
+    environ["STAND_IN_MEMORY"] = "4096"
+    child = loader()
+    rank.order(on_gpu)
+    failed = rank.heard()[-1]
+    assert (failed.code, on_gpu.instance in failed.detail) == ("no-room", True), failed
+    assert child.wait(10) == 73
+    assert not rank.fds
+
+
+@pytest.mark.slow
+def test_a_gpu_that_is_lost_in_the_midst_is_said(ends, loader, environ, on_gpu):
+    rank, _ = ends
+    wait = {Memory.CUDA: "cuStreamSynchronize", Memory.HIP: "hipStreamSynchronize"}
+    environ["STAND_IN_FAIL"] = f"{wait[on_gpu.model.memory]}:700"
+    child = loader()
+    rank.order(on_gpu)
+    failed = rank.heard()[-1]
+    assert (failed.code, "Xid" in failed.detail) == ("device-failed", True), failed
+    assert child.wait(10) == 79
+
+
+@pytest.mark.slow
+def test_another_gpu_than_the_one_ordered_is_not_taken(ends, loader, environ, on_gpu):
+    rank, _ = ends
+    environ["STAND_IN_DEVICES"] = DEVICES[on_gpu.model.memory][1]
+    environ["CUDA_VISIBLE_DEVICES"] = "0"
+    child = loader()
+    rank.order(on_gpu)
+    (failed,) = rank.heard()
+    assert (failed.code, on_gpu.instance in failed.detail) == ("no-device", True), failed
+    assert child.wait(10) == 68
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("memory", [Memory.CUDA, Memory.HIP])
+def test_the_probe_lists_what_the_drivers_show(environ, drivers, memory):
+    seen = environ | drivers[memory] | {"STAND_IN_DEVICES": ",".join(DEVICES[memory])}
+    done = run(seen, "--probe")
+    (device,) = msgspec.json.decode(done.stdout, type=Probe).devices
+    assert (device.id, device.memory, device.problem) == (DEVICES[memory][0], memory, "")
+
+
+@pytest.mark.parametrize("memory", [Memory.CUDA, Memory.HIP])
+def test_a_gpu_that_is_not_to_be_seen_is_said(ends, loader, settings_of, model, memory):
+    rank, _ = ends
+    child = loader("CUDA_VISIBLE_DEVICES= HIP_VISIBLE_DEVICES=")
+    rank.order(settings_of(model, instance=DEVICES[memory][0], memory=memory))
+    (failed,) = rank.heard()
+    assert failed.code == "no-device", failed
+    assert child.wait(10) == 68
+
+
+@pytest.mark.slow
+def test_the_probe_is_one_line_even_where_there_is_no_gpu(environ):
+    done = run(environ | {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}, "--probe")
+    assert (done.returncode, done.stdout.count("\n")) == (0, 1), done.stderr
+    probe = msgspec.json.decode(done.stdout, type=Probe)
+    assert probe.problem
+    assert not probe.devices
 
 
 def run(environ, *arguments):

@@ -8,6 +8,8 @@ from preloadd.domain.placement import Parallel, Placement
 from preloadd.engine.native import NativeCheckpoint
 from preloadd.errors import CheckpointError, ConfigError, ReadFailed, UnsupportedModel
 from preloadd.loader.native import Native
+from preloadd.loader.pieces import Part
+from preloadd.loader.source import opened_direct
 from tests.checkpoints import CONFIG, SHARDS, llama, rewrite, stored
 
 PAGE = 4096
@@ -18,12 +20,13 @@ def assembled(native: Native) -> dict[str, bytes]:
     chunks = [bytearray(nbytes) for nbytes in native.plan.chunks]
     with native.opened() as files:
         for index, chunk in enumerate(chunks):
-            for piece in native.pieces_of(index):
-                for row in range(piece.rows):
-                    start = piece.target + row * piece.row_nbytes
-                    offset = piece.offset + row * piece.stride
-                    fd = files[piece.file].fd
-                    chunk[start : start + piece.row_nbytes] = os.pread(fd, piece.row_nbytes, offset)
+            for piece in native.pieces_of(index, 5000):
+                data = os.pread(files[piece.file].fd, piece.span, piece.offset)
+                rows, parts = piece.rows, piece.parts
+                starts = [(row * rows.stride, row * rows.nbytes) for row in range(rows.count)]
+                for part in parts or [Part(start, rows.nbytes, at) for start, at in starts]:
+                    place = piece.target + part.place
+                    chunk[place : place + part.nbytes] = data[part.start :][: part.nbytes]
     storages = native.plan.storages
     return {
         name: bytes(chunks[storages.chunk[row]][storages.offset[row] :][: storages.nbytes[row]])
@@ -57,6 +60,12 @@ def _rows(data: bytes, nbytes: int) -> list[bytes]:
     return [data[start : start + nbytes] for start in range(0, len(data), nbytes)]
 
 
+def test_neighbours_are_read_as_one(settings):
+    native = Native(settings, PAGE)
+    assert len(native.plan.slices) > 30
+    assert sum(len(list(native.pieces_of(n))) for n in range(len(native.plan.chunks))) < 12
+
+
 def test_pieces_of_one_chunk_are_in_the_order_of_the_files(settings):
     native = Native(settings, PAGE)
     for index in range(len(native.plan.chunks)):
@@ -82,6 +91,16 @@ def test_files_are_open_only_in_the_block(settings):
         assert all(os.fstat(file.fd).st_size for file in files)
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(files[0].fd)
+
+
+def test_files_are_opened_past_the_page_cache_where_that_is_asked_for(settings):
+    native = Native(settings, PAGE)
+    with native.opened() as files:
+        assert not any(file.direct for file in files)
+    with native.opened(direct=True) as files:
+        with opened_direct(files[0].fd) as direct:
+            possible = direct is not None
+        assert {file.direct for file in files} == {possible}
 
 
 def test_a_shard_that_changes_while_it_is_read_is_named_at_the_end(settings, model):

@@ -1,12 +1,14 @@
 import json
 import os
+import sys
 import time
 
 import pytest
 
+import preloadd.loader
 from preloadd.domain.recipe import recipe_of
-from preloadd.domain.settings import Digest
-from preloadd.errors import CheckpointError, OutOfRoom
+from preloadd.domain.settings import Digest, Memory, Reader
+from preloadd.errors import CheckpointError, ConfigError, DeviceFailed, OutOfRoom
 from preloadd.linux.memfd import read_sealed
 from preloadd.loader.pipeline import load
 from preloadd.loader.report import Reporter
@@ -16,6 +18,7 @@ from preloadd.protocol import payload
 from preloadd.transport.blocking import Link
 from preloadd.weights.checkpoint import content, identities_of, open_checkpoint
 from tests.checkpoints import CONFIG, SHARDS, sparse, stored
+from tests.unit.loader.staged import StagedFiller
 
 
 @pytest.fixture
@@ -23,11 +26,11 @@ def loaded(ends):
     """Loads, and gives what the rank has heard of it."""
     rank, sock = ends
 
-    def loaded(settings, digest_cache=None):
+    def loaded(settings, digest_cache=None, filler=None):
         link = Link(sock)
         try:
             reporter = Reporter(link, clock=time.monotonic)
-            load(settings, HostFiller(), reporter, digest_cache=digest_cache)
+            load(settings, filler or HostFiller(), reporter, digest_cache=digest_cache)
         finally:
             link.close()
         return rank.heard()
@@ -79,6 +82,8 @@ def test_the_manifest_tells_where_it_all_comes_from(loaded, manifest, settings, 
     assert found.backend == "host"
     assert found.shards == tuple(sorted(checkpoint.weights_identities()))
     assert (found.counters["bytes_read"], found.counters["files"]) == (nbytes, len(SHARDS))
+    assert found.counters["bytes_direct"] == 0
+    assert 0 <= found.counters["fill_ms"] <= found.counters["load_ms"]
     (config,) = found.artifacts
     assert (config.kind, config.name, json.loads(config.data)) == ("config", "config.json", CONFIG)
 
@@ -116,6 +121,55 @@ def test_a_damaged_checkpoint_is_said_before_anything_is_allocated(loaded, setti
     with pytest.raises(CheckpointError, match=SHARDS[0]):
         loaded(settings)
     assert not ends[0].fds
+
+
+def test_what_bounds_a_gpu_and_who_holds_it_is_said(loaded, settings, ends):
+    filler = StagedFiller()
+    filler.free = 1000
+    with pytest.raises(OutOfRoom, match=r"need \d+,\d+ bytes but GPU-0 .*pid 7 \(python\).*1,000"):
+        loaded(settings, filler=filler)
+    assert filler.events == [("close filler",)]
+
+
+@pytest.mark.parametrize("staged", [False, True])
+def test_a_filler_is_closed_after_its_chunks_and_before_files_are_identified(
+    loaded, settings, manifest, model, ends, staged
+):
+    filler = StagedFiller() if staged else Closed()
+    loaded(settings, filler=filler)
+    assert filler.events[-1] == ("close filler",)
+    if staged:
+        assert filler.events[-2][0] == "close"
+    assert manifest().counters["bytes_read"] == sum(map(len, stored(model).values()))
+
+
+def test_a_device_that_is_lost_is_what_the_load_fails_with(loaded, settings, ends):
+    filler = StagedFiller()
+    filler.fails = DeviceFailed("GPU-0: CUDA_ERROR_LAUNCH_FAILED")
+    with pytest.raises(DeviceFailed, match="LAUNCH_FAILED"):
+        loaded(settings, filler=filler)
+    assert filler.events[-1] == ("close filler",)
+    assert not any(isinstance(report, m.ChunkFilled) for report in ends[0].heard())
+
+
+def test_a_reader_that_is_not_installed_is_said(loaded, settings_of, model, monkeypatch):
+    monkeypatch.setitem(sys.modules, "instanttensor", None)
+    monkeypatch.delitem(sys.modules, "preloadd.loader.instant", raising=False)
+    monkeypatch.delattr(preloadd.loader, "instant", raising=False)
+    settings = settings_of(model, reader=Reader.INSTANTTENSOR, memory=Memory.CUDA)
+    with pytest.raises(ConfigError, match=r"install instanttensor .*reader = \"pread\""):
+        loaded(settings, filler=StagedFiller())
+
+
+class Closed(HostFiller):
+    """A filler of the host that says when it is closed."""
+
+    def __init__(self):
+        self.events = []
+
+    def close(self):
+        self.events.append(("close filler",))
+        super().close()
 
 
 def test_a_rank_that_is_gone_ends_the_load(loaded, settings, ends):

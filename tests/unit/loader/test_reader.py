@@ -1,100 +1,149 @@
 import os
-import random
+import threading
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from preloadd.errors import ReadFailed
-from preloadd.loader import reader
-from preloadd.loader.reader import OpenFile, Piece, pieces, read
+from preloadd.errors import DeviceFailed, ReadFailed
+from preloadd.loader.pieces import pieces
+from preloadd.loader.reader import Readers, read
+from preloadd.loader.route import Route
+from preloadd.loader.source import OpenFile
+from preloadd.memory.host import HostFiller
+from preloadd.weights.plan import Run
+from tests.unit.loader.staged import StagedFiller
 
-
-@pytest.fixture(scope="module")
-def content():
-    return random.Random(7).randbytes(100_000)
-
-
-@pytest.fixture
-def shard(tmp_path, content):
-    path = tmp_path / "model.safetensors"
-    path.write_bytes(content)
-    fd = os.open(path, os.O_RDONLY)
-    yield OpenFile(path, fd)
-    os.close(fd)
+MIB = 1 << 20
 
 
-def fill(shard, wanted, nbytes, threads=3):
-    window = bytearray(nbytes)
+def whole(offset, nbytes, file=0):
+    return Run(file, offset, nbytes, 1, nbytes)
+
+
+@pytest.fixture(params=["host", "staged"])
+def filler(request):
+    return HostFiller() if request.param == "host" else StagedFiller()
+
+
+def held(chunk, nbytes, offset=0):
+    return os.pread(chunk.fd.fileno(), nbytes, offset)
+
+
+def test_runs_of_all_kinds_land_where_they_belong(filler, shard):
     told = []
-    read([shard], list(wanted), memoryview(window), threads=threads, done=told.append)
-    return bytes(window), sum(told)
+    runs = [(whole(100, 50_000), 0), (Run(0, 7, 10, 300, 33), 50_176), (whole(9, 4), 60_000)]
+    with filler.create(1 << 16) as chunk:
+        read([shard.opened()], pieces(runs), chunk, threads=3, done=told.append)
+        assert held(chunk, 50_000) == shard.content[100:50_100]
+        assert held(chunk, 176, 50_000) == bytes(176)
+        rows = b"".join(shard.content[7 + 33 * r : 17 + 33 * r] for r in range(300))
+        assert held(chunk, 3000, 50_176) == rows
+        assert held(chunk, 4, 60_000) == shard.content[9:13]
+    assert sum(told) == 53_004
 
 
-@given(
-    row=st.integers(1, 5000),
-    rows=st.integers(1, 50),
-    gap=st.integers(0, 100),
-    offset=st.integers(0, 1000),
-    target=st.integers(0, 3),
-    piece=st.integers(1, 4000),
-    scratch=st.integers(1, 9000),
-)
-@settings(max_examples=200)
-def test_pieces_cover_a_run_exactly_and_stay_bounded(
-    row, rows, gap, offset, target, piece, scratch
-):
-    old = reader.PIECE, reader.SCRATCH
-    reader.PIECE, reader.SCRATCH = piece, scratch
-    try:
-        cut = list(pieces(0, offset, row, rows, row + gap, target))
-    finally:
-        reader.PIECE, reader.SCRATCH = old
-    covered = [
-        (p.offset + r * p.stride + i, p.target + r * p.row_nbytes + i)
-        for p in cut
-        for r in range(p.rows)
-        for i in (0, p.row_nbytes - 1)
-    ]
-    assert all(source - offset >= 0 and place >= target for source, place in covered)
-    assert sum(p.row_nbytes * p.rows for p in cut) == row * rows
-    place = target
-    for p in cut:
-        assert p.target == place
-        place += p.row_nbytes * p.rows
-        within, column = divmod(p.offset - offset, row + gap)
-        assert within * row + column == p.target - target
-        assert p.rows > 1 or p.row_nbytes <= max(piece, min(row, scratch))
-        assert p.rows == 1 or p.rows * p.stride <= scratch
+def test_what_is_wanted_counts_as_done_and_what_is_read_as_read(filler, shard):
+    with filler.create(4096) as chunk, Readers([shard.opened()], threads=2) as readers:
+        told = []
+        batch = readers.start(chunk, pieces([(Run(0, 7, 10, 300, 33), 0)]))
+        readers.wait(batch, told.append)
+        assert (sum(told), readers.bytes_read) == (3000, 299 * 33 + 10)
+        assert readers.bytes_direct == 0
 
 
-def test_strided_and_whole_runs_land_where_they_belong(shard, content):
-    wanted = [*pieces(0, 100, 50_000, 1, 50_000, 0), *pieces(0, 7, 10, 300, 33, 50_000)]
-    window, read_bytes = fill(shard, wanted, 53_000)
-    assert window[:50_000] == content[100:50_100]
-    assert window[50_000:] == b"".join(content[7 + 33 * r : 17 + 33 * r] for r in range(300))
-    assert read_bytes == 50_000 + 299 * 33 + 10
+def test_a_cold_file_is_read_past_the_cache_in_its_turn(shard):
+    shard.drop()
+    os.posix_fadvise(shard.fd, 0, 0, os.POSIX_FADV_RANDOM)  # or the first piece brings all others
+    filler, length = StagedFiller(threads=1), len(shard.content)
+    with filler.create(8 * MIB) as chunk:
+        with Readers([shard.opened()], threads=1, route=Route(1)) as readers:
+            batch = readers.start(chunk, pieces([(whole(0, length), 512)], MIB))
+            readers.wait(batch, lambda _: None)
+        assert held(chunk, length, 512) == shard.content
+        assert readers.bytes_read == length
+        # The first large piece went through the cache, the second did not; what is less than
+        # 1 MiB never does.
+        assert MIB <= readers.bytes_direct <= 5 * MIB
 
 
-def test_a_file_that_ends_early_is_named(shard):
-    with pytest.raises(ReadFailed, match=r"model\.safetensors ends at byte 100,000"):
-        fill(shard, [Piece(0, 90_000, 20_000, 1, 20_000, 0)], 20_000)
+def test_a_warm_file_is_read_through_the_cache(shard):
+    shard.drop()
+    shard.path.read_bytes()
+    filler = StagedFiller()
+    with filler.create(8 * MIB) as chunk:
+        with Readers([shard.opened()], threads=1, route=Route(1)) as readers:
+            batch = readers.start(chunk, pieces([(whole(0, 6 * MIB), 0)], MIB))
+            readers.wait(batch, lambda _: None)
+        assert readers.bytes_direct == 0
+    assert {span for span, _ in filler.spans} == {MIB}
 
 
-def test_a_disk_error_names_file_and_place_and_stops_every_thread(shard):
+def test_rows_never_go_past_the_cache(shard):
+    shard.drop()
+    with StagedFiller().create(4 * MIB) as chunk:
+        with Readers([shard.opened()], threads=1, route=Route(1)) as readers:
+            batch = readers.start(chunk, pieces([(Run(0, 0, 1000, 3000, 2000), 0)], MIB))
+            readers.wait(batch, lambda _: None)
+        assert (readers.bytes_read > 5 * MIB, readers.bytes_direct) == (True, 0)
+
+
+def test_the_next_chunk_is_begun_while_one_is_waited_for(filler, shard):
+    with filler.create(MIB) as first, filler.create(MIB) as second:
+        with Readers([shard.opened()], threads=2) as readers:
+            batches = [
+                readers.start(first, pieces([(whole(0, MIB), 0)], 65_536)),
+                readers.start(second, pieces([(whole(MIB, MIB), 0)], 65_536)),
+            ]
+            for batch in batches:
+                readers.wait(batch, lambda _: None)
+        assert held(first, MIB) + held(second, MIB) == shard.content[: 2 * MIB]
+
+
+def test_a_chunk_is_finished_when_all_of_it_was_written(shard):
+    filler = StagedFiller()
+    filler.fails = DeviceFailed("GPU-0: CUDA_ERROR_ECC_UNCORRECTABLE")
+    with filler.create(MIB) as chunk, pytest.raises(DeviceFailed, match="ECC"):
+        read([shard.opened()], pieces([(whole(0, MIB), 0)], 4096), chunk, threads=4)
+    assert ("finish", MIB) in filler.events
+
+
+def test_a_file_that_ends_early_is_named(filler, shard):
+    end = len(shard.content)
+    with pytest.raises(ReadFailed, match=r"model\.safetensors ends at byte 6,292,690"):
+        with filler.create(32_768) as chunk:
+            read([shard.opened()], pieces([(whole(end - 9, 20_000), 0)]), chunk, threads=2)
+
+
+def test_a_disk_error_names_file_and_place_and_stops_every_thread(filler, shard):
     # A read of a process's own unmapped memory fails with EIO, as a bad sector does.
     fd = os.open("/proc/self/mem", os.O_RDONLY)
     try:
-        bad = OpenFile(Path("bad.safetensors"), fd)
-        wanted = [Piece(0, 0, 1000, 1, 1000, 0), Piece(1, 0, 1000, 1, 1000, 1000)]
-        with pytest.raises(
-            ReadFailed, match=r"bad\.safetensors: Input/output error: check the disk"
-        ):
-            read([shard, bad], wanted, memoryview(bytearray(2000)), threads=2, done=lambda _: None)
+        files = [shard.opened(), OpenFile(Path("bad.safetensors"), fd)]
+        runs = [(whole(0, 1000, file=1), 0), *((whole(0, 1000), 1000 * n) for n in range(1, 4000))]
+        with filler.create(4 * MIB) as chunk, Readers(files, threads=2) as readers:
+            batches = [readers.start(chunk, pieces(runs)), readers.start(chunk, [])]
+            for batch in batches:
+                with pytest.raises(
+                    ReadFailed, match=r"bad\.safetensors: Input/output error: check the disk"
+                ):
+                    readers.wait(batch, lambda _: None)
+            assert readers.bytes_read < 2_000_000
     finally:
         os.close(fd)
 
 
-def test_nothing_to_read_is_nothing_done(shard):
-    assert fill(shard, [], 0) == (b"", 0)
+def test_whoever_waits_may_give_up(filler, shard):
+    def gone(_):
+        raise BrokenPipeError
+
+    threads = threading.active_count()
+    with filler.create(4 * MIB) as chunk, pytest.raises(BrokenPipeError):
+        read([shard.opened()], pieces([(whole(0, 4 * MIB), 0)], 4096), chunk, threads=3, done=gone)
+    assert threading.active_count() == threads
+
+
+def test_nothing_to_read_is_nothing_done(filler, shard):
+    told = []
+    with filler.create(4096) as chunk:
+        read([shard.opened()], [], chunk, threads=2, done=told.append)
+    assert sum(told) == 0

@@ -4,7 +4,7 @@ import pytest
 
 from preloadd.errors import CheckpointError, ProtocolViolation
 from preloadd.linux.memfd import read_sealed
-from preloadd.loader.report import EVERY_S, Reporter
+from preloadd.loader.report import EVERY_S, Reporter, Tally
 from preloadd.memory.host import HostFiller
 from preloadd.protocol import codec
 from preloadd.protocol import messages as m
@@ -70,6 +70,19 @@ def test_progress_is_told_now_and_then_and_at_every_turn(reporter, heard, now):
         ("loading", 90),
         ("loading", 100),
         ("warming", 0),
+    ]
+
+
+def test_a_tally_adds_up_and_never_tells_more_than_all(reporter, heard, now):
+    tally = Tally(reporter, "loading", 100)
+    for nbytes in (0, 30, 60, 60):
+        now[0] += EVERY_S
+        tally(nbytes)
+    assert [(report.done, report.total) for report in heard()] == [
+        (0, 100),
+        (30, 100),
+        (90, 100),
+        (100, 100),
     ]
 
 

@@ -9,18 +9,28 @@ import mmap
 import os
 import re
 import resource
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 from preloadd.errors import DamagedManifest, OutOfDescriptors, OutOfRoom
+from preloadd.linux import memfd
 from preloadd.linux.fds import OwnedFd
 from preloadd.linux.room import room
-from preloadd.memory.host import HostChunk, HostFiller, HostKeeper, HostMapper, HostMapping
+from preloadd.memory.api import Rows
+from preloadd.memory.host import (
+    MOST_THREADS,
+    HostChunk,
+    HostFiller,
+    HostKeeper,
+    HostMapper,
+    HostMapping,
+)
 
 PAGE = mmap.PAGESIZE
 SIZE = 16 * PAGE
@@ -33,11 +43,17 @@ def chunk() -> Iterator[HostChunk]:
         yield chunk
 
 
+def put(chunk: HostChunk, target: int, data: bytes) -> None:
+    def read(window: memoryview) -> None:
+        window[:] = data
+
+    chunk.write(target, len(data), Rows(0, len(data)), read)
+
+
 def sealed(content: bytes = b"weights") -> OwnedFd:
     """The descriptor of a sealed chunk of SIZE bytes that begins with `content`."""
     with HostFiller().create(SIZE) as chunk:
-        with chunk.view(0, len(content)) as window:
-            window[:] = content
+        put(chunk, 0, content)
         fd = chunk.fd.duplicate()
     HostKeeper().seal(fd.fileno(), SIZE)
     return fd
@@ -77,28 +93,45 @@ def test_a_granted_mapping_stays_out_of_core_dumps_and_cannot_become_writable() 
     mapping.close()
 
 
-@pytest.mark.parametrize(("offset", "nbytes"), [(-1, 2), (0, SIZE + 1), (SIZE, 1), (4, -1)])
-def test_a_window_lies_inside_the_chunk(chunk: HostChunk, offset: int, nbytes: int) -> None:
-    with pytest.raises(ValueError, match=f"at {offset} in a chunk of {SIZE}"):
-        chunk.view(offset, nbytes)
-
-
-def test_a_chunk_with_a_window_is_not_closed_and_stays_usable(chunk: HostChunk) -> None:
-    with chunk.view(PAGE, 4) as window:
-        with pytest.raises(BufferError):
-            chunk.close()
+def test_a_whole_span_is_read_straight_into_its_place(chunk: HostChunk) -> None:
+    def read(window: memoryview) -> None:
         window[:] = b"data"
         assert os.pread(chunk.fd.fileno(), 4, PAGE) == b"data"
 
+    chunk.write(PAGE, 4, Rows(0, 4), read)
 
-def test_an_error_while_filling_is_not_hidden_by_a_window_that_it_holds() -> None:
+
+def test_a_span_with_more_than_is_wanted_touches_nothing_else(chunk: HostChunk) -> None:
+    put(chunk, 0, b"x" * 100)
+
+    def read(window: memoryview) -> None:
+        window[:] = bytes(range(20))
+        assert os.pread(chunk.fd.fileno(), 100, 0) == b"x" * 100
+
+    chunk.write(50, 20, Rows(skip=1, nbytes=3, count=2, stride=10), read)
+    assert os.pread(chunk.fd.fileno(), 100, 0) == b"x" * 50 + b"\1\2\3\13\14\15" + b"x" * 44
+
+
+def test_filling_is_not_staged_and_has_nothing_to_close() -> None:
+    filler = HostFiller()
+    assert not filler.staged
+    assert 1 <= filler.threads <= MOST_THREADS
+    filler.close()
+
+
+def test_a_window_that_is_kept_hinders_no_close_after_an_error(chunk: HostChunk) -> None:
+    kept: list[memoryview] = []
+
+    def read(window: memoryview) -> None:
+        kept.append(window[1:3])
+        raise ZeroDivisionError
+
     with pytest.raises(ZeroDivisionError):
-        with HostFiller().create(SIZE) as chunk:
-            window = chunk.view(0, 1)
-            raise ZeroDivisionError
-    assert chunk.fd.closed
-    window.release()
-    del chunk
+        with HostFiller().create(SIZE) as other:
+            other.write(0, 4, Rows(0, 4), read)
+    assert other.fd.closed
+    kept.pop().release()
+    del other
     gc.collect()
 
 
@@ -269,3 +302,79 @@ def test_private_copies_stay_private() -> None:
         with mmap.mmap(fd.fileno(), SIZE, flags=mmap.MAP_PRIVATE) as copy:
             copy[:7] = b"changed"
         assert os.pread(fd.fileno(), 7, 0) == b"weights"
+
+
+WAYS: dict[str, Callable[[int], object]] = {
+    "write": lambda fd: os.write(fd, b"x"),
+    "pwrite": lambda fd: os.pwrite(fd, b"x", 0),
+    "shrink": lambda fd: os.ftruncate(fd, 0),
+    "grow": lambda fd: os.ftruncate(fd, 2 * SIZE),
+    "map writable": lambda fd: mmap.mmap(fd, SIZE),
+    "more seals": lambda fd: memfd.seal(fd, memfd.SEAL_WRITE),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_sealed_chunk_cannot_be_changed(way: str) -> None:
+    with sealed() as fd:
+        with pytest.raises(OSError):
+            WAYS[way](fd.fileno())
+        mapping = HostMapper().map([(fd.duplicate(), SIZE)])
+        with mapping.chunk(0) as view:
+            assert view.readonly
+            with pytest.raises(TypeError):
+                view[0] = 0
+            assert bytes(view[:7]) == b"weights"
+        mapping.close()
+
+
+def test_a_sealed_chunk_is_verified_by_its_size() -> None:
+    with sealed() as fd:
+        HostKeeper().verify(fd.fileno(), SIZE)
+        for wrong in (SIZE - 1, SIZE + 1, 2 * SIZE, 0, -1):
+            with pytest.raises(DamagedManifest, match=str(wrong)):
+                HostKeeper().verify(fd.fileno(), wrong)
+
+
+def test_a_chunk_that_is_larger_than_told_is_not_mapped() -> None:
+    good, bad = sealed(), sealed()
+    with pytest.raises(DamagedManifest, match=str(SIZE // 2)):
+        HostMapper().map([(good, SIZE), (bad, SIZE // 2)])
+    assert good.closed
+    assert bad.closed
+
+
+def test_an_unsealed_chunk_is_neither_verified_nor_mapped(chunk: HostChunk) -> None:
+    with pytest.raises(DamagedManifest, match="not sealed"):
+        HostKeeper().verify(chunk.fd.fileno(), SIZE)
+    taken = chunk.fd.duplicate()
+    with pytest.raises(DamagedManifest, match="not sealed"):
+        HostMapper().map([(taken, SIZE)])
+    assert taken.closed
+
+
+def test_a_chunk_of_another_size_is_not_sealed(chunk: HostChunk) -> None:
+    with pytest.raises(DamagedManifest, match=str(2 * SIZE)):
+        HostKeeper().seal(chunk.fd.fileno(), 2 * SIZE)
+
+
+FORKING = """
+import os, resource
+from preloadd.memory.api import Rows
+from preloadd.memory.host import HostFiller
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+def read(window):
+    window[:] = b"mapped.."
+    child = os.fork()
+    if child == 0:
+        window[0]
+        os._exit(0)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+with HostFiller().create(65536) as chunk:
+    chunk.write(0, 8, Rows(0, 8), read)
+"""
+
+
+def test_a_child_of_the_filler_has_no_access() -> None:
+    done = subprocess.run([sys.executable, "-c", FORKING], capture_output=True, text=True)
+    assert done.stdout.strip() == str(-signal.SIGSEGV), done.stderr

@@ -16,6 +16,7 @@ from preloadd.domain.settings import ModelSettings, RankSettings
 from preloadd.linux.fds import OwnedFd
 from preloadd.linux.memfd import sealed_bytes
 from preloadd.linux.notify import Notification, Notifier, NotifySocket
+from preloadd.memory.api import Rows
 from preloadd.memory.host import HostFiller, HostKeeper
 from preloadd.protocol import payload
 from preloadd.rank.generation import Generation, chunk_name, manifest_name
@@ -95,8 +96,13 @@ def _manifest(generation: str, recipe: Recipe, changes: dict[str, object]) -> Ma
 def filled(nbytes: int, index: int) -> OwnedFd:
     """A sealed chunk full of `index` + 1; the caller's to close."""
     with HostFiller().create(nbytes) as chunk:
-        with chunk.view(0, nbytes) as view:
-            view[:] = bytes([index + 1]) * nbytes
+        content = bytes([index + 1]) * nbytes
+
+        def read(buffer: memoryview) -> None:
+            buffer[:] = content
+
+        chunk.write(0, nbytes, Rows(0, nbytes), read)
+        chunk.finish()
         fd = chunk.fd.duplicate()
     HostKeeper().seal(fd.fileno(), nbytes)
     return fd

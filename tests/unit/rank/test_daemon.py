@@ -14,8 +14,10 @@ import anyio.to_thread
 import pytest
 
 from preloadd.domain.access import Policy
+from preloadd.domain.devices import Device, Probe
 from preloadd.domain.leases import Lease, Mode
 from preloadd.domain.lifecycle import State
+from preloadd.domain.settings import Memory
 from preloadd.errors import LoaderFailed
 from preloadd.linux import seqpacket
 from preloadd.linux.fds import OwnedFd
@@ -23,6 +25,7 @@ from preloadd.linux.memfd import sealed_bytes
 from preloadd.linux.notify import Notifier
 from preloadd.memory.host import HostKeeper
 from preloadd.rank.daemon import Daemon
+from preloadd.rank.device import PARKED, Gpu
 from preloadd.rank.loading import Loader
 from preloadd.transport.status import ask_status
 from tests.checkpoints import llama
@@ -44,7 +47,7 @@ def path(settings) -> Path:
 
 @pytest.fixture
 def daemon(settings, path):
-    def daemon(notifier, *, argv=("/nonexistent",), watchdog_s=None, kept=None) -> Daemon:
+    def daemon(notifier, *, argv=("/nonexistent",), watchdog_s=None, kept=None, gpu=None) -> Daemon:
         return Daemon(
             settings,
             Policy(owner=os.geteuid()),
@@ -53,6 +56,7 @@ def daemon(settings, path):
             clock=anyio.current_time,
             watchdog_s=watchdog_s,
             count=lambda: kept,
+            gpu=gpu,
         )
 
     return daemon
@@ -292,3 +296,87 @@ async def test_weights_that_do_not_fit_stay_parked_where_nothing_can_be_loaded(
     cause, said = await failure(daemon(notifier), told, for_others)
     assert "no such folder" in str(cause)
     assert not [verb for verb, _, _ in said if verb == "FDSTOREREMOVE"]
+
+
+# -- its GPU --
+
+
+class Asked:
+    """Tells of a GPU whose persistence mode is off, once it may; `times` it was asked."""
+
+    def __init__(self) -> None:
+        self.times = 0
+        self.may_answer = anyio.Event()
+
+    async def __call__(self) -> Probe:
+        self.times += 1
+        await self.may_answer.wait()
+        return Probe((Device("CPU-0", "x", minor=2, persistence=False),))
+
+
+@pytest.fixture
+def asked():
+    return Asked()
+
+
+@pytest.fixture
+def gpu(asked, tmp_path) -> Gpu:
+    (tmp_path / "nvidia2").symlink_to("/dev/null")
+    return Gpu("CPU-0", Memory.CUDA, asked, nodes=tmp_path)
+
+
+async def test_its_gpu_is_looked_after_once_it_serves_what_was_parked(
+    daemon, notifier, make, parked, path, told, gpu, asked
+):
+    async with living(daemon(notifier, gpu=gpu), parked(make()), path, told) as life:
+        assert (await life.status()).detail == ""
+        asked.may_answer.set()
+        with anyio.fail_after(5):
+            while not (detail := (await life.status()).detail):  # noqa: ASYNC110
+                await anyio.sleep(0.002)
+        assert "persistence mode was off" in detail
+    assert asked.times == 1
+    assert life.said.index(("READY", "", 0)) < life.said.index(("FDSTORE", PARKED, 1))
+    assert gpu.parked == 1
+
+
+async def test_a_driver_that_hangs_holds_up_nothing(
+    daemon, notifier, make, parked, path, told, gpu, asked
+):
+    async with living(daemon(notifier, gpu=gpu), parked(make()), path, told) as life:
+        assert (await life.status()).state is State.SERVING
+
+
+async def test_it_asks_while_it_loads(daemon, notifier, told, gpu, settings, tmp_path):
+    llama(tmp_path / "model")
+    asked = gpu._ask
+    started = daemon(notifier, argv=FAILING, gpu=gpu)
+    await failure(started, told)
+    assert asked.times <= 1
+
+
+async def test_a_parked_node_stays_with_it_and_is_closed_where_there_is_no_gpu(
+    daemon, notifier, make, parked, path, told, gpu
+):
+    def left():
+        return parked(make()) | {PARKED: [OwnedFd(os.open("/dev/null", os.O_RDWR))]}
+
+    async with living(daemon(notifier, gpu=gpu), left(), path, told) as life:
+        assert gpu.parked == 1
+    assert ("FDSTOREREMOVE", PARKED, 0) not in life.said
+    path.unlink()
+    every = left()
+    async with living(daemon(notifier), every, path, told) as life:
+        pass
+    assert ("FDSTOREREMOVE", PARKED, 0) in life.said
+    assert every.get(PARKED) is None
+
+
+async def test_what_the_manager_keeps_is_counted_with_the_node(daemon, gpu, notifier):
+    started = daemon(notifier, kept=3, gpu=gpu)
+    await started._require_kept(3)
+    assert started._service.status().detail == ""
+    gpu.resume([OwnedFd(os.open("/dev/null", os.O_RDWR))])
+    await started._require_kept(3)
+    assert "systemd keeps 3 of 4 descriptors" in started._service.status().detail
+    gpu.close()

@@ -168,6 +168,23 @@ async def test_no_more_leases_are_parked_than_a_hanging_manager_may_owe(
     assert caplog.text.count("a lease will not outlive this daemon") == 2
 
 
+async def test_what_is_called_off_at_the_end_leaves_no_descriptor(notifier):
+    made, before = Parking(notifier), open_descriptors()
+    for _ in range(2):
+        made.keep_listener(2)
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        await made.work()
+    assert open_descriptors() == before
+
+
+async def test_one_more_descriptor_is_kept_before_it_goes_on(notifier, told):
+    async with working(notifier) as made, anyio.create_task_group() as tasks:
+        tasks.start_soon(made.keep, "device", 2)
+        found = await read_until(told, "BARRIER")
+    assert found == [("FDSTORE", "device", 1), ("BARRIER", "", 1)]
+
+
 async def test_a_release_is_marked_for_the_next_life(notifier, told):
     async with working(notifier) as it:
         it.mark_released()

@@ -295,3 +295,11 @@ async def test_memory_is_what_the_arena_takes(serving):
     assert serving.memory(m.Memory(key=KEY, device="CPU-0")) == m.MemoryHeld(nbytes=3 * PAGE)
     mismatch = serving.memory(m.Memory(key={**KEY, "tp_size": "2"}, device="CPU-0"))
     assert mismatch.fields == (m.Field(name="tp_size", daemon="1", engine="2"),)
+
+
+async def test_warnings_are_told_beside_everything_else(serving):
+    serving.warn("persistence mode is off")
+    serving.warn("untested")
+    assert serving.status().detail == "persistence mode is off; untested"
+    serving.not_kept("systemd keeps nothing")
+    assert serving.status().detail == "systemd keeps nothing; persistence mode is off; untested"

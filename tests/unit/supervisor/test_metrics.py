@@ -184,3 +184,19 @@ def test_alert_rules_and_docs_speak_of_metrics_that_there_are(crowd):
 def test_the_docs_tell_every_metric(crowd):
     told = (DOCS / "operators" / "monitoring.md").read_text()
     assert not [name for name in names(crowd) if f"`{name}`" not in told]
+
+
+def test_what_weights_on_a_gpu_risk(crowd):
+    good = crowd.ranks[0]
+    warned = replace(crowd, ranks=(replace(good, detail="persistence mode was off"),))
+    name = "preloadd_rank_warning"
+    assert samples(warned, name) == [1]
+    assert samples(replace(crowd, ranks=(good,)), name) == [0]
+    devices = tuple(
+        replace(crowd.devices[0], id=f"GPU-{mode}", persistence=mode)
+        for mode in (True, False, None)
+    )
+    kept = "preloadd_gpu_persistence_mode"
+    assert samples(replace(crowd, devices=devices), kept, UUID="GPU-True") == [1]
+    assert samples(replace(crowd, devices=devices), kept, UUID="GPU-False") == [0]
+    assert samples(replace(crowd, devices=devices), kept, UUID="GPU-None") == []

@@ -30,6 +30,7 @@ class Driver:
         self.pending: list[tuple[int, int]] = []
         self.registered: list[tuple[int, int]] = []
         self.open = 0
+        self.slices = 0
 
     def __getattribute__(self, name: str):
         if name.startswith("nvml") and name in object.__getattribute__(self, "broken"):
@@ -61,11 +62,26 @@ class Driver:
 
     def nvmlDeviceGetMemoryInfo(self, handle, version):  # noqa: N802
         assert version == self.nvmlMemory_v2
+        if isinstance(handle, str):
+            return SimpleNamespace(used=3, free=4, reserved=1, total=8)
         return SimpleNamespace(used=10 + handle, free=90 - handle, reserved=7, total=107)
 
     def nvmlDeviceGetTotalEccErrors(self, handle, kind, counter):  # noqa: N802
         assert counter == self.NVML_VOLATILE_ECC
         return (5, 1)[kind]
+
+    def nvmlDeviceGetPersistenceMode(self, handle):  # noqa: N802
+        if isinstance(handle, str):
+            raise DriverError("Not Supported")
+        return handle == 0
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, handle):  # noqa: N802
+        return self.slices if handle == 1 else 0
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle, index):  # noqa: N802
+        if index != 2:
+            raise DriverError("Not Found")
+        return f"{handle}.{index}"
 
     def nvmlEventSetCreate(self):  # noqa: N802
         return object()
@@ -93,9 +109,17 @@ def opened(driver: Driver) -> Gpus:
 def test_every_gpu_is_told(as_bytes):
     gpus = opened(Driver(as_bytes=as_bytes))
     assert gpus() == [
-        Device("GPU-0", "NVIDIA H200", 10, 100, 5, 1),
-        Device("GPU-1", "NVIDIA H200", 11, 100, 5, 1),
+        Device("GPU-0", "NVIDIA H200", 10, 100, 5, 1, persistence=True),
+        Device("GPU-1", "NVIDIA H200", 11, 100, 5, 1, persistence=False),
     ]
+
+
+def test_parts_of_a_gpu_are_told_with_their_own_memory():
+    driver = Driver()
+    driver.slices = 7
+    *_, part = opened(driver)()
+    assert part == Device("GPU-1.2", "NVIDIA H200", 3, 7, 5, 1)
+    assert driver.registered == [(0, 8), (1, 8)]  # Xid errors are those of whole GPUs
 
 
 def test_xids_are_counted_and_logged(caplog):
@@ -111,14 +135,22 @@ def test_xids_are_counted_and_logged(caplog):
 @pytest.mark.parametrize(
     ("broken", "expected"),
     [
-        ("nvmlDeviceGetTotalEccErrors", Device("GPU-0", "NVIDIA H200", 10, 100)),
+        ("nvmlDeviceGetTotalEccErrors", Device("GPU-0", "NVIDIA H200", 10, 100, persistence=True)),
+        ("nvmlDeviceGetPersistenceMode", Device("GPU-0", "NVIDIA H200", 10, 100, 5, 1)),
+        (
+            "nvmlDeviceGetMaxMigDeviceCount",
+            Device("GPU-0", "NVIDIA H200", 10, 100, 5, 1, persistence=True),
+        ),
         (
             "nvmlDeviceGetMemoryInfo",
             Device("GPU-0", "NVIDIA H200", problem="nvmlDeviceGetMemoryInfo: GPU is lost"),
         ),
-        ("nvmlEventSetCreate", Device("GPU-0", "NVIDIA H200", 10, 100, 5, 1)),
-        ("nvmlDeviceRegisterEvents", Device("GPU-0", "NVIDIA H200", 10, 100, 5, 1)),
-        ("nvmlEventSetWait_v2", Device("GPU-0", "NVIDIA H200", 10, 100, 5, 1)),
+        ("nvmlEventSetCreate", Device("GPU-0", "NVIDIA H200", 10, 100, 5, 1, persistence=True)),
+        (
+            "nvmlDeviceRegisterEvents",
+            Device("GPU-0", "NVIDIA H200", 10, 100, 5, 1, persistence=True),
+        ),
+        ("nvmlEventSetWait_v2", Device("GPU-0", "NVIDIA H200", 10, 100, 5, 1, persistence=True)),
     ],
 )
 def test_a_call_that_fails_costs_just_what_it_would_have_told(broken, expected):

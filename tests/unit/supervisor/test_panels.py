@@ -78,3 +78,18 @@ def test_events_are_shown_newest_first_and_not_all(crowd):
     assert shown == [f"CPU-{n}" for n in range(panels.EVENTS_SHOWN)]
     assert "19 s ago" in text
     assert "Nothing yet." in panels.events(View(datetime.now(UTC)))
+
+
+def test_a_rank_on_a_gpu_tells_its_memory_and_what_its_weights_risk(crowd):
+    rank = replace(crowd.ranks[0], backend="cuda", detail="persistence mode was off")
+    text = panels.group(groups([rank])[0], crowd)
+    assert "cuda memory" in text
+    assert 'class="why">persistence mode was off' in text
+    assert "card group good" in text
+
+
+def test_a_gpu_without_persistence_mode_says_so():
+    view = View(
+        datetime.now(UTC), devices=(Device("GPU-a", "NVIDIA H200", 1, 2, persistence=False),)
+    )
+    assert "persistence mode is off" in panels.devices(view)

@@ -39,6 +39,16 @@ def test_tool_that_fails_or_is_missing(host, tool):
     assert told(host)[1][0] == "note"
 
 
+def test_missing_nodes_are_told_with_what_makes_them(host, tool):
+    host.gpus(A)
+    tool("nvidia-smi", f"echo '{A}, Enabled'")
+    (host.root / "dev/nvidia-uvm").unlink()
+    severity, text, remedy = told(host)[1]
+    assert severity == "warning"
+    assert text.startswith("/dev/nvidia-uvm: not there")
+    assert "nvidia-modprobe -u -c 0" in remedy
+
+
 def test_driver_without_gpus(host):
     host.gpus()
     assert told(host)[0][:2] == ("warning", "driver 580.95.05, 0 GPUs")

@@ -1,0 +1,108 @@
+"""GPUs as `loader --probe` finds them, and which of them a user means. Values and rules.
+
+Only processes with the driver's libraries can look; they say what they see as JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from preloadd.domain.ids import DeviceId
+from preloadd.domain.settings import Memory
+from preloadd.errors import NoSuchDevice
+
+ALL = "all"
+
+_SLICE = "MIG-"
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One GPU, or a part of one (MIG), that a process sees. `id` is its UUID with the prefix.
+
+    `total` and `free` are bytes, `free` -1 where nobody tells without making a context; `minor` is
+    the number of its node `/dev/nvidiaN`, -1 if unknown; `persistence` is None where nobody tells.
+    `problem` says why its memory cannot be shared; empty if it can.
+    """
+
+    id: str
+    name: str
+    memory: Memory = Memory.CUDA
+    pci: str = ""
+    minor: int = -1
+    total: int = 0
+    free: int = -1
+    persistence: bool | None = None
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """All GPUs that a process sees, in the order of their numbers there.
+
+    `problem` says why there are none; `hint` what else to know about what is (not) seen.
+    """
+
+    devices: tuple[Device, ...] = ()
+    driver: str = ""
+    problem: str = ""
+    hint: str = ""
+
+
+def choose(probe: Probe, wanted: Sequence[str], count: int) -> tuple[DeviceId, ...]:
+    """The `count` GPUs that `wanted` names in this order: UUIDs or unique beginnings of them.
+
+    None named, or `all`, means the first `count` in order. NoSuchDevice says what does not fit.
+    """
+    if not probe.devices:
+        raise NoSuchDevice(f"{probe.problem or 'no GPU is seen'}{_hint(probe)}")
+    if not wanted or tuple(wanted) == (ALL,):
+        found = list(probe.devices)[:count]
+    else:
+        found = [_named(probe, text) for text in wanted]
+    if len(found) != count or len({device.id for device in found}) != count:
+        told = ", ".join(device.id for device in found)
+        raise NoSuchDevice(
+            f"{count} different GPUs are needed, one for each rank, but there are {len(found)} "
+            f"({told}): name as many, or change the sizes{_hint(probe)}"
+        )
+    for device in found:
+        if device.problem:
+            raise NoSuchDevice(f"{device.id} ({device.name}): {device.problem}")
+    return tuple(DeviceId(device.id) for device in found)
+
+
+def unseen_slices(probe: Probe, wanted: Sequence[str], visible: str | None) -> tuple[str, ...]:
+    """Parts of GPUs (MIG) that can be there though `probe` does not see them.
+
+    Of several, a process sees the first: each has to be looked for by itself. `wanted` are names
+    that somebody gave; `visible` is what CUDA_VISIBLE_DEVICES says, which hides the rest, if it is
+    set.
+    """
+    names = wanted if visible is None else [name.strip() for name in visible.split(",")]
+    return tuple(
+        name
+        for name in dict.fromkeys(names)
+        if name.startswith(_SLICE) and not any(d.id.startswith(name) for d in probe.devices)
+    )
+
+
+def joined(probes: Sequence[Probe]) -> Probe:
+    """What several processes saw, each device once; all else is as the first one told it."""
+    devices = {device.id: device for probe in probes for device in probe.devices}
+    return replace(probes[0], devices=tuple(devices.values()))
+
+
+def _named(probe: Probe, text: str) -> Device:
+    found = [device for device in probe.devices if device.id.lower().startswith(text.lower())]
+    exact = [device for device in found if device.id.lower() == text.lower()]
+    if len(exact or found) == 1:
+        return (exact or found)[0]
+    seen = ", ".join(device.id for device in found or probe.devices)
+    which = "fits more than one GPU" if found else "fits no GPU that is seen"
+    raise NoSuchDevice(f"{text!r} {which}: {seen}{_hint(probe)}")
+
+
+def _hint(probe: Probe) -> str:
+    return f" ({probe.hint})" if probe.hint else ""

@@ -1,0 +1,1 @@
+"""Memory of NVIDIA GPUs. `driver` alone knows CUDA; `keeper` does without, for a rank has none."""

@@ -1,0 +1,81 @@
+"""Which NVIDIA GPUs a process sees, and whether their memory can be shared. Makes no context."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+
+from preloadd.domain.devices import Device, Probe
+from preloadd.domain.settings import Memory
+from preloadd.errors import DeviceFailed, NoSuchDevice
+from preloadd.memory.cuda import nvml
+from preloadd.memory.cuda.driver import (
+    VISIBLE,
+    bindings,
+    identify,
+    name_of,
+    numbers,
+    sharing_problem,
+    value,
+)
+
+
+def probe(environ: Mapping[str, str], root: Path = Path("/")) -> Probe:
+    """What is to be seen here; never raises for what is not. `root` is where /proc is found."""
+    hint = f"{VISIBLE}={environ[VISIBLE]}" if VISIBLE in environ else ""
+    version = _version(root)
+    try:
+        cu = bindings()
+        with nvml.session():
+            devices = tuple(_device(cu, number, root) for number in numbers(cu))
+    except (NoSuchDevice, DeviceFailed) as error:
+        return Probe(driver=version, problem=str(error), hint=hint)
+    return Probe(devices, version, hint=hint)
+
+
+def _device(cu: ModuleType, number: int, root: Path) -> Device:
+    device = identify(cu, number)
+    pci = _pci(cu, number)
+    minor = _minor(root, pci)
+    memory = nvml.free_total(device)
+    return Device(
+        id=device,
+        name=name_of(cu, number),
+        memory=Memory.CUDA,
+        pci=pci,
+        minor=nvml.minor(device) if minor < 0 else minor,
+        total=int(value(cu, f"asking GPU {number} its size", cu.cuDeviceTotalMem(number))),
+        free=-1 if memory is None else memory[0],
+        persistence=nvml.persistence(device),
+        problem=sharing_problem(cu, number),
+    )
+
+
+def _pci(cu: ModuleType, number: int) -> str:
+    """The address on the bus, written as the kernel does: 0000:1b:00.0."""
+    asked = cu.cuDeviceGetPCIBusId(32, number)
+    raw: bytes = value(cu, f"asking GPU {number} where it is", asked)
+    return raw.partition(b"\0")[0].decode().lower()
+
+
+def _minor(root: Path, pci: str) -> int:
+    """The number of the GPU's node as the kernel module tells it; -1 if it does not."""
+    text = _read(root / f"proc/driver/nvidia/gpus/{pci}/information")
+    found = re.search(r"^Device Minor:\s*(\d+)", text, re.MULTILINE)
+    return int(found[1]) if found else -1
+
+
+def _version(root: Path) -> str:
+    """The kernel module's version, '' where it cannot be read."""
+    text = _read(root / "proc/driver/nvidia/version")
+    found = re.search(r"^NVRM version:.*?\s(\d+\.\d+(?:\.\d+)*)\s", text, re.MULTILINE)
+    return found[1] if found else ""
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

@@ -1,0 +1,395 @@
+"""CUDA's virtual memory management for one device. The only module that imports `cuda`.
+
+Every status becomes an exception here. All work is done in the device's primary context, the one
+that frameworks use as well; a thread gets its own context back after each use.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from types import ModuleType, TracebackType
+from typing import TypeVar
+
+from preloadd.domain.ids import DeviceId
+from preloadd.domain.settings import Memory
+from preloadd.errors import DeviceFailed, NoSuchDevice
+from preloadd.linux.fds import OwnedFd
+from preloadd.memory import pinned
+from preloadd.memory.api import Rows
+from preloadd.memory.cuda import nvml
+from preloadd.memory.pinned import Pinned
+from preloadd.memory.status import (
+    DEINITIALIZED,
+    HINT,
+    meaning_of,
+    require_descriptor,
+)
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+_T = TypeVar("_T")
+
+
+def bindings() -> ModuleType:
+    """The driver's binding, initialised; NoSuchDevice says what is missing.
+
+    Imported here, since an engine's environment need not have it until it is to attach.
+    """
+    try:
+        from cuda.bindings import driver
+    except ImportError as error:
+        raise NoSuchDevice(
+            f"GPUs cannot be used from this Python ({error}): install preloadd[cuda] into it"
+        ) from error
+    cu: ModuleType = driver
+    try:
+        (status,) = cu.cuInit(0)
+    except (RuntimeError, ValueError) as error:
+        # It is not there, lacks a call, or answers what this binding knows no name for.
+        raise NoSuchDevice(
+            f"the driver of NVIDIA GPUs is not to be found, or too old or new ({error}): install "
+            "it, let this container have the GPUs, or install another cuda-bindings"
+        ) from error
+    if status:
+        raise NoSuchDevice(
+            f"no GPU can be used: {_words(cu, status)}: {_REMEDIES.get(status, HINT)}"
+        )
+    return cu
+
+
+_REMEDIES = {
+    34: "libcuda.so.1 is the stub of the toolkit: let the loader find the driver's own",
+    36: "the driver is older than this binding of CUDA: update the driver",
+    46: "another process has it for itself (compute mode): see nvidia-smi -q -d COMPUTE",
+    100: f"none is there, or {VISIBLE} hides all",
+    101: f"{VISIBLE} names one that is not there",
+    802: "the fabric manager is not up yet: see systemctl status nvidia-fabricmanager",
+    803: "library and kernel module are of different versions: reboot after an update",
+    804: "the driver is older than this binding of CUDA: update the driver",
+}
+
+
+def open_device(device: DeviceId, environ: Mapping[str, str] = os.environ) -> CudaDriver:
+    """The device of this UUID; NoSuchDevice names those that are visible, and what hides others."""
+    cu = bindings()
+    seen = []
+    for number in numbers(cu):
+        found = identify(cu, number)
+        if found == device:
+            return CudaDriver(cu, number, device)
+        seen.append(found)
+    raise NoSuchDevice(f"{device} is not to be seen here, {_told(seen, environ)}")
+
+
+def open_ordinal(number: int) -> CudaDriver:
+    """The device that this process, and a framework in it, calls by this number; NoSuchDevice."""
+    cu = bindings()
+    if number not in numbers(cu):
+        raise NoSuchDevice(f"there is no GPU {number} here, only {len(numbers(cu))}")
+    return CudaDriver(cu, number, identify(cu, number))
+
+
+def _told(seen: list[DeviceId], environ: Mapping[str, str]) -> str:
+    told = f"only {', '.join(seen)}" if seen else "nor any other"
+    return f"{told} ({VISIBLE}={environ[VISIBLE]})" if VISIBLE in environ else told
+
+
+def numbers(cu: ModuleType) -> range:
+    """How this process, and a framework in it, may call its devices."""
+    return range(value(cu, "counting the GPUs", cu.cuDeviceGetCount()))
+
+
+def identify(cu: ModuleType, number: int) -> DeviceId:
+    """The UUID of the device with this number, as the driver's own tools write it."""
+    uuid = value(cu, f"asking GPU {number} who it is", cu.cuDeviceGetUuid(number)).bytes.hex()
+    parts = uuid[:8], uuid[8:12], uuid[12:16], uuid[16:20], uuid[20:]
+    # A part of a GPU has a UUID of its own, and is told by its name: "NVIDIA H200 MIG 1g.18gb".
+    return DeviceId(("MIG-" if " MIG " in name_of(cu, number) else "GPU-") + "-".join(parts))
+
+
+def name_of(cu: ModuleType, number: int) -> str:
+    """What the maker calls the device."""
+    raw: bytes = value(cu, f"asking GPU {number} its name", cu.cuDeviceGetName(128, number))
+    return raw.partition(b"\0")[0].decode(errors="replace")
+
+
+def sharing_problem(cu: ModuleType, number: int) -> str:
+    """Why memory of the device cannot be shared by descriptors, and what to do; '' if it can."""
+    attribute = cu.CUdevice_attribute
+    vmm = attribute.CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
+    fds = attribute.CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED
+    for wanted, what in ((vmm, "virtual memory management"), (fds, "memory behind descriptors")):
+        if not value(cu, f"asking GPU {number}", cu.cuDeviceGetAttribute(wanted, number)):
+            return (
+                f"this GPU or its driver does not support {what} (vGPU, WSL or a driver before "
+                "450): use another driver, or host memory (memory = host)"
+            )
+    return ""
+
+
+def value(cu: ModuleType, doing: str, answer: tuple[int, _T]) -> _T:
+    """What a call without a device answered; DeviceFailed if it failed."""
+    if answer[0]:
+        raise DeviceFailed(f"{doing} failed: {_words(cu, answer[0])}: {HINT}")
+    return answer[1]
+
+
+def _words(cu: ModuleType, status: int) -> str:
+    """Name and text that the driver has for a status."""
+    _, name = cu.cuGetErrorName(status)
+    _, text = cu.cuGetErrorString(status)
+    return f"{(name or b'status %d' % status).decode()} ({(text or b'unknown').decode()})"
+
+
+class CudaDriver:
+    """One device of this process. Implements `memory.vmm.Driver`; owns a use of its context.
+
+    `registering` says how host memory is pinned: our own large pages registered, or allocated by
+    the driver, which is slower but may be allowed where the former is not.
+    """
+
+    memory = Memory.CUDA
+
+    def __init__(self, cu: ModuleType, number: int, device: DeviceId) -> None:
+        """NoSuchDevice if its memory cannot be shared; DeviceFailed if it gives no context."""
+        self._cu, self._number, self._device = cu, number, device
+        self._name = name_of(cu, number)
+        if problem := sharing_problem(cu, number):
+            raise NoSuchDevice(f"{device} ({self._name}): {problem}")
+        self.registering = True
+        self._granularity = 0
+        self._fd_type = cu.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+        self._properties = _properties(cu, number, self._fd_type)
+        self._readable = _access(cu, number, cu.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READ)
+        self._writable = _access(
+            cu, number, cu.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+        )
+        self._context = self._value("opening it", cu.cuDevicePrimaryCtxRetain(number))
+        self._current = _Current(self)
+
+    @property
+    def device(self) -> DeviceId:
+        """The UUID of the GPU, or of the part of one."""
+        return self._device
+
+    @property
+    def granularity(self) -> int:
+        """The least the driver allows: chunks are so large that it uses its largest pages anyway,
+        and what a chunk has at its end beyond its tensors is wasted."""
+        if not self._granularity:
+            least = self._cu.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
+            self._granularity = self._value(
+                "asking for its granularity",
+                self._cu.cuMemGetAllocationGranularity(self._properties, least),
+            )
+        return self._granularity
+
+    def current(self) -> _Current:
+        """The context, for this thread and the length of a block."""
+        return self._current
+
+    def push(self) -> None:
+        """Make the context this thread's; use `current`."""
+        self._done("using its context", self._cu.cuCtxPushCurrent(self._context))
+
+    def pop(self) -> None:
+        """Give the thread back the context it had; use `current`."""
+        self._cu.cuCtxPopCurrent()
+
+    def room(self) -> tuple[int, str]:
+        """Bytes free now; the text says who has the rest, as far as NVML tells."""
+        status, free, total = self._cu.cuMemGetInfo()
+        self._done("asking for its free memory", (status,))
+        return free, f"{self._device} ({self._name}){nvml.shares(self._device, total - free)}"
+
+    def create(self, nbytes: int) -> int:
+        """Allocate memory that can be exported."""
+        status, handle = self._cu.cuMemCreate(nbytes, self._properties, 0)
+        if status:
+            require_descriptor("allocating a chunk")
+        self._done(f"allocating {nbytes:,} bytes", (status,), nbytes=nbytes)
+        return int(handle)
+
+    def export(self, handle: int) -> OwnedFd:
+        """A close-on-exec descriptor; OutOfDescriptors where the process has none left."""
+        status, fd = self._cu.cuMemExportToShareableHandle(handle, self._fd_type, 0)
+        if status:
+            require_descriptor("exporting a chunk")
+        self._done("exporting a chunk", (status,))
+        owned = OwnedFd(int(fd))
+        os.set_inheritable(owned.fileno(), False)  # noqa: FBT003 - the name says it
+        return owned
+
+    def import_fd(self, fd: int) -> int:
+        """A handle of an exported chunk; DamagedManifest if the driver knows no such memory."""
+        status, handle = self._cu.cuMemImportFromShareableHandle(fd, self._fd_type)
+        if status:
+            require_descriptor("importing a chunk")
+        self._done("importing a chunk", (status,), foreign=True)
+        return int(handle)
+
+    def release(self, handle: int) -> None:
+        """Give the handle up."""
+        self._done("releasing a chunk", self._cu.cuMemRelease(handle))
+
+    def reserve(self, nbytes: int) -> int:
+        """Addresses without memory, where the driver likes."""
+        status, address = self._cu.cuMemAddressReserve(nbytes, 0, 0, 0)
+        self._done(
+            f"reserving {nbytes:,} bytes of addresses", (status,), nbytes=nbytes, foreign=True
+        )
+        return int(address)
+
+    def free(self, address: int, nbytes: int) -> None:
+        """Give a whole reservation up."""
+        self._done("giving addresses up", self._cu.cuMemAddressFree(address, nbytes))
+
+    def map(self, address: int, nbytes: int, handle: int) -> None:
+        """Map from the start of a chunk; DamagedManifest if it has fewer bytes."""
+        answer = self._cu.cuMemMap(address, nbytes, 0, handle, 0)
+        self._done(f"mapping a chunk as {nbytes} bytes", answer, nbytes=nbytes, foreign=True)
+
+    def unmap(self, address: int, nbytes: int) -> None:
+        """Take back one `map`."""
+        self._done("unmapping a chunk", self._cu.cuMemUnmap(address, nbytes))
+
+    def allow(self, address: int, nbytes: int, *, writable: bool) -> None:
+        """Access for this device alone: each more would cost every attachment as much again."""
+        access = self._writable if writable else self._readable
+        answer = self._cu.cuMemSetAccess(address, nbytes, access, 1)
+        self._done("setting access", answer, nbytes=nbytes)
+
+    def clear(self, address: int, nbytes: int) -> None:
+        """Zeros, all there when this returns, whatever queue writes next."""
+        self._done("clearing a chunk", self._cu.cuMemsetD32Async(address, 0, nbytes // 4, 0))
+        self.wait(0)
+
+    def synchronize(self) -> None:
+        """Wait for everything that was asked of the context."""
+        self._done("waiting for its work", self._cu.cuCtxSynchronize())
+
+    def pin(self, nbytes: int) -> Pinned:
+        """Large pages of ours, or what the driver allocates where it cannot register them."""
+        if self.registering:
+            memory = pinned.allocate(nbytes)
+            (status,) = self._cu.cuMemHostRegister(memory.address, nbytes, 0)
+            if not status:
+                return memory
+            memory.release()
+            # Not every driver, nor every sandbox, can. One that cannot need not be asked again.
+            self.registering = False
+        status, address = self._cu.cuMemHostAlloc(nbytes, 0)
+        self._done(f"allocating {nbytes:,} bytes of pinned host memory", (status,))
+        return pinned.foreign(int(address), nbytes)
+
+    def unpin(self, memory: Pinned) -> None:
+        """Undo `pin`, in the way it was done."""
+        if memory.area is None:
+            memory.release()
+            answer = self._cu.cuMemFreeHost(memory.address)
+        else:
+            answer = self._cu.cuMemHostUnregister(memory.address)
+            memory.release()
+        self._done("unpinning host memory", answer)
+
+    def open_queue(self) -> int:
+        """A stream that does not wait for the default one."""
+        flags = self._cu.CUstream_flags.CU_STREAM_NON_BLOCKING
+        return int(self._value("opening a stream", self._cu.cuStreamCreate(flags)))
+
+    def close_queue(self, queue: int) -> None:
+        """Give the stream up."""
+        self._done("closing a stream", self._cu.cuStreamDestroy(queue))
+
+    def copy_rows_in(self, target: int, source: int, rows: Rows, queue: int) -> None:
+        """One copy on the stream; rows that follow each other are one."""
+        source += rows.skip
+        if rows.count == 1 or rows.stride == rows.nbytes:
+            answer = self._cu.cuMemcpyHtoDAsync(target, source, rows.total, queue)
+        else:
+            answer = self._cu.cuMemcpy2DAsync(_block(self._cu, target, source, rows), queue)
+        self._done("copying to it", answer)
+
+    def wait(self, queue: int) -> None:
+        """Wait for the stream; what failed on it is told here."""
+        self._done("copying to it", self._cu.cuStreamSynchronize(queue))
+
+    def copy_out(self, address: int, nbytes: int) -> bytes:
+        """A copy in pageable memory: for checks, not for speed."""
+        data = bytearray(nbytes)
+        self._done("copying from it", self._cu.cuMemcpyDtoH(data, address, nbytes))
+        return bytes(data)
+
+    def close(self) -> None:
+        """Give the use of the context up; the last one ends it."""
+        self._done("closing it", self._cu.cuDevicePrimaryCtxRelease(self._number))
+
+    def _value(self, doing: str, answer: tuple[int, _T]) -> _T:
+        self._done(doing, answer)
+        return answer[1]
+
+    def _done(
+        self,
+        doing: str,
+        answer: tuple[int, *tuple[object, ...]],
+        *,
+        nbytes: int = 0,
+        foreign: bool = False,
+    ) -> None:
+        """Raise what a status means. `nbytes`: what was asked for; `foreign`: what a peer sent."""
+        status = answer[0]
+        # The driver ends before this process does, and gives everything up when it does.
+        if status and status != DEINITIALIZED:
+            words = f"{doing} failed on {self._device} ({self._name}): {_words(self._cu, status)}"
+            raise meaning_of(status, words, room=self.room, wanted=nbytes, foreign=foreign)
+
+
+class _Current:
+    """A block in which the driver's context is the thread's; has no state, so one serves all."""
+
+    __slots__ = ("_driver",)
+
+    def __init__(self, driver: CudaDriver) -> None:
+        self._driver = driver
+
+    def __enter__(self) -> None:
+        self._driver.push()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._driver.pop()
+
+
+def _properties(cu: ModuleType, number: int, fd_type: object) -> object:
+    """What an allocation is: on the device, and to be exported as a descriptor."""
+    properties = cu.CUmemAllocationProp()
+    properties.type = cu.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+    properties.location.type = cu.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    properties.location.id = number
+    properties.requestedHandleTypes = fd_type
+    return properties
+
+
+def _access(cu: ModuleType, number: int, flags: object) -> list[object]:
+    """Access of one device."""
+    access = cu.CUmemAccessDesc()
+    access.location.type = cu.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    access.location.id = number
+    access.flags = flags
+    return [access]
+
+
+def _block(cu: ModuleType, target: int, source: int, rows: Rows) -> object:
+    """A copy of rows that are apart in host memory, packed on the device."""
+    copy = cu.CUDA_MEMCPY2D()
+    copy.srcMemoryType = cu.CUmemorytype.CU_MEMORYTYPE_HOST
+    copy.srcHost, copy.srcPitch = source, rows.stride
+    copy.dstMemoryType = cu.CUmemorytype.CU_MEMORYTYPE_DEVICE
+    copy.dstDevice, copy.dstPitch = target, rows.nbytes
+    copy.WidthInBytes, copy.Height = rows.nbytes, rows.count
+    return copy

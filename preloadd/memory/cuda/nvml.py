@@ -1,0 +1,124 @@
+"""What only the driver's management library tells of a GPU, where it is installed.
+
+Nothing here is needed: whatever fails is left out. Opening the library takes tens of milliseconds,
+so none of this is on the way of an engine.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple, TypeVar
+
+from preloadd.domain.ids import DeviceId
+
+NEGLIGIBLE = 1 << 30
+"""Bytes: what a process holds that uses a GPU without weights. Less in use is not worth a word."""
+
+MOST = 5
+"""Processes that one text names."""
+
+_GIB = 1 << 30
+
+_T = TypeVar("_T")
+
+
+class Holder(NamedTuple):
+    """A process that holds memory of a GPU; `nbytes` is 0 where the driver does not tell."""
+
+    pid: int
+    name: str
+    nbytes: int
+
+
+@contextmanager
+def session() -> Iterator[ModuleType | None]:
+    """The library, open for a block; None where it is not. Questions in the block are fast."""
+    try:
+        import pynvml
+    except ImportError:
+        yield None
+        return
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        yield None
+        return
+    try:
+        yield pynvml
+    finally:
+        with suppress(pynvml.NVMLError):
+            pynvml.nvmlShutdown()
+
+
+def holders(device: DeviceId) -> list[Holder]:
+    """The processes on a GPU, largest first. Those of other containers may be missing."""
+
+    def ask(nvml: ModuleType, handle: object) -> list[Holder]:
+        found = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+        return [Holder(int(p.pid), _name(p.pid), int(p.usedGpuMemory or 0)) for p in found]
+
+    return sorted(_answer(device, ask) or [], key=lambda holder: -holder.nbytes)
+
+
+def persistence(device: DeviceId) -> bool | None:
+    """Whether the driver keeps a GPU ready while nobody uses it; None if nobody tells."""
+    return _answer(device, lambda n, h: bool(n.nvmlDeviceGetPersistenceMode(_whole(n, h, device))))
+
+
+def minor(device: DeviceId) -> int:
+    """The number of a GPU's node, or of the GPU that it is part of; -1 if nobody tells."""
+    found = _answer(device, lambda n, h: int(n.nvmlDeviceGetMinorNumber(_whole(n, h, device))))
+    return -1 if found is None else found
+
+
+def free_total(device: DeviceId) -> tuple[int, int] | None:
+    """Bytes free and in all, without using the GPU; None if nobody tells."""
+
+    def ask(nvml: ModuleType, handle: object) -> tuple[int, int]:
+        memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+        return int(memory.free), int(memory.total)
+
+    return _answer(device, ask)
+
+
+def shares(device: DeviceId, used: int) -> str:
+    """Who holds the `used` bytes of a GPU, as the middle of a sentence; '' if that says nothing."""
+    found = [holder for holder in holders(device) if holder.nbytes] if used > NEGLIGIBLE else []
+    if not found:
+        return ""
+    others = [holder for holder in found if holder.pid != os.getpid()]
+    told = [f"pid {h.pid} ({h.name}) holds {h.nbytes / _GIB:.1f} GiB" for h in others[:MOST]]
+    rest = used - sum(holder.nbytes for holder in found)
+    if rest > NEGLIGIBLE:
+        # Memory behind a descriptor is in no process's account.
+        told.append(f"{rest / _GIB:.1f} GiB are no process's (weights that a daemon keeps, mostly)")
+    return f", where {', '.join(told)}," if told else ""
+
+
+def _answer(device: DeviceId, ask: Callable[[ModuleType, object], _T]) -> _T | None:
+    with session() as nvml:
+        if nvml is None:
+            return None
+        try:
+            return ask(nvml, nvml.nvmlDeviceGetHandleByUUID(device))
+        except nvml.NVMLError:  # an old library, or no right to know
+            return None
+
+
+def _whole(nvml: ModuleType, handle: object, device: DeviceId) -> object:
+    """The GPU that a part belongs to, or the GPU itself."""
+    if not device.startswith("MIG-"):
+        return handle
+    whole: object = nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)
+    return whole
+
+
+def _name(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return "of another container or gone"

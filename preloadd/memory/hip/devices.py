@@ -1,0 +1,58 @@
+"""Which AMD GPUs a process sees, and whether their memory can be shared. Untested on hardware."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from ctypes import byref, c_size_t
+from pathlib import Path
+
+from preloadd.domain.devices import Device, Probe
+from preloadd.domain.settings import Memory
+from preloadd.errors import DeviceFailed, NoSuchDevice
+from preloadd.memory.hip.driver import (
+    VISIBLE,
+    granularity,
+    identify,
+    initialised,
+    name_of,
+    numbers,
+    require,
+)
+
+_NO_VMM = "this GPU or its driver does not support virtual memory management: update ROCm"
+
+
+def probe(environ: Mapping[str, str], root: Path = Path("/"), library: Path | None = None) -> Probe:
+    """What is to be seen here; never raises for what is not. `root` is where /sys is found."""
+    hint = f"{VISIBLE}={environ[VISIBLE]}" if VISIBLE in environ else ""
+    version = _version(root)
+    try:
+        hip = initialised(library)
+        devices = tuple(_device(hip, number) for number in numbers(hip))
+    except (NoSuchDevice, DeviceFailed) as error:
+        return Probe(driver=version, problem=str(error), hint=hint)
+    return Probe(devices, version, hint=hint)
+
+
+def _device(hip: ctypes.CDLL, number: int) -> Device:
+    total = c_size_t()
+    require(hip, f"asking GPU {number} its size", hip.hipDeviceTotalMem(byref(total), number))
+    pci = ctypes.create_string_buffer(32)
+    require(hip, f"asking GPU {number} where it is", hip.hipDeviceGetPCIBusId(pci, 32, number))
+    return Device(
+        id=identify(hip, number),
+        name=name_of(hip, number),
+        memory=Memory.HIP,
+        pci=pci.value.decode().lower(),
+        total=total.value,
+        problem="" if granularity(hip, number) else _NO_VMM,
+    )
+
+
+def _version(root: Path) -> str:
+    """The kernel module's version, '' where it has none of its own."""
+    try:
+        return (root / "sys/module/amdgpu/version").read_text().strip()
+    except OSError:
+        return ""

@@ -1,0 +1,54 @@
+"""What a GPU driver's status means here. HIP took its numbers from CUDA, so this is for both."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+
+from preloadd.errors import DamagedManifest, DeviceFailed, OutOfRoom, PreloadError
+from preloadd.linux.fds import exhausted, is_exhausted
+
+OUT_OF_MEMORY = 2
+DEINITIALIZED = 4
+
+# Answers to a descriptor or a size that a peer made up: invalid value, device or handle; the call
+# on the descriptor failed; not permitted; not supported; and "unknown", which is what driver 580
+# says of a descriptor that is none of its own.
+_FOREIGN = frozenset({1, 101, 304, 400, 800, 801, 999})
+
+HINT = "look for the GPU driver's messages in the kernel log (Xid with NVIDIA)"
+
+
+def meaning_of(
+    status: int,
+    words: str,
+    *,
+    room: Callable[[], tuple[int, str]],
+    wanted: int = 0,
+    foreign: bool = False,
+) -> PreloadError:
+    """What to raise for a status that is no success, where `words` say what failed and how.
+
+    `wanted` is how many bytes were asked for, if any; `foreign`, that a peer's descriptor or size
+    was involved; `room` is asked only to say how many bytes were free.
+    """
+    if status == OUT_OF_MEMORY and wanted:
+        free, limit = 0, "the GPU"
+        with suppress(DeviceFailed):
+            free, limit = room()
+        if free >= wanted:  # somebody has given memory back since, or there is another bound
+            free, limit = 0, f"{limit} with {free:,} bytes free, by a limit of the driver,"
+        return OutOfRoom(wanted=wanted, free=free, limit=limit)
+    if foreign and status in _FOREIGN:
+        return DamagedManifest(f"{words}: it is no chunk of this GPU, or has another size")
+    return DeviceFailed(f"{words}: {HINT}")
+
+
+def require_descriptor(doing: str) -> None:
+    """OutOfDescriptors if this process can open nothing more, which drivers tell as anything."""
+    try:
+        os.close(os.open("/", os.O_RDONLY | os.O_CLOEXEC))
+    except OSError as error:
+        if is_exhausted(error):
+            raise exhausted(error, doing) from error

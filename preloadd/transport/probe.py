@@ -1,0 +1,54 @@
+"""Which GPUs there are, asked of a loader: the daemons themselves know no driver."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import anyio
+import msgspec
+
+from preloadd.domain.devices import Probe
+from preloadd.domain.ids import device_id
+from preloadd.errors import ConfigError
+from preloadd.linux.process import NOT_STARTED
+from preloadd.transport.child import answer
+
+PROBE = "--probe"
+"""What a loader is given to say what it sees and end: one line of JSON on its standard output."""
+
+TIMEOUT_S = 60.0
+"""Seconds for an answer. A driver that keeps nothing initialised takes some for every GPU."""
+
+
+async def ask_probe(
+    loader: Sequence[str], environ: Mapping[str, str], *, patience: float = TIMEOUT_S
+) -> Probe:
+    """What the loader with the command line `loader` sees in `environ`.
+
+    If it does not tell, the `problem` of the answer says why. One that hangs is killed.
+    """
+    command = [*loader, PROBE]
+    try:
+        with anyio.fail_after(patience):
+            status, text = await answer(command, environ)
+    except TimeoutError:
+        return Probe(problem=f"`{' '.join(command)}` did not answer within {patience:g} s")
+    except OSError as error:
+        return Probe(problem=f"`{' '.join(command)}` cannot be started: {error.strerror}")
+    return told(command, status, text)
+
+
+def told(command: Sequence[str], status: int, text: bytes) -> Probe:
+    """What `command` said, which ended with `status`; `problem` if it made no sense."""
+    called = f"`{' '.join(command)}`"
+    if status in NOT_STARTED:
+        return Probe(problem=f"{command[0]} cannot be started")
+    if status:
+        return Probe(problem=f"{called} ended with status {status}: run it to see why")
+    try:
+        probe = msgspec.json.decode(text.strip().rpartition(b"\n")[2], type=Probe)
+        for device in probe.devices:
+            device_id(device.id)
+    except (msgspec.MsgspecError, ConfigError) as error:
+        return Probe(problem=f"{called} said nothing that can be understood: {error}")
+    return probe

@@ -1,0 +1,134 @@
+"""Ranks whose weights are in the memory of a real GPU, and engines that use it.
+
+Without a CUDA device these tests are skipped. Each is checked to leave no device memory behind; the
+tests' own process never makes a context, so all memory in use is somebody's who is told of.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from preloadd.domain.settings import Memory
+from tests.gpu import children, device
+from tests.gpu.children import Child
+from tests.gpu.inside import engine as inside
+from tests.gpu.models import mixed
+from tests.process.conftest import Manage, Manager, managing
+
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    ours = [item for item in items if item.path.is_relative_to(HERE)]
+    why = device.missing() if ours else ""
+    for item in ours:
+        item.add_marker(pytest.mark.gpu)
+        item.add_marker(pytest.mark.slow)
+        if why:
+            item.add_marker(pytest.mark.skip(reason=f"needs a CUDA device: {why}"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _forked_from() -> Iterator[None]:
+    """The process that children are forked from; all device memory is free again at the end."""
+    children.prepare()
+    # What the driver takes for itself at the first context stays with it.
+    with Child() as first:
+        first(inside.make_context)
+    before = device.used()
+    yield
+    assert device.back_at(before), f"{device.used() - before:,} bytes of device memory are left"
+
+
+@pytest.fixture(autouse=True)
+def _leaves_no_device_memory(leaves_nothing_behind: None) -> Iterator[None]:
+    """Fails a test after which more or less device memory is in use than before."""
+    before = device.used()
+    yield
+    if not device.back_at(before):
+        more = device.used() - before
+        pytest.fail(f"the test changed the device memory in use by {more:+,} bytes", pytrace=False)
+
+
+@pytest.fixture(scope="session")
+def gpu() -> str:
+    """The GPU of all tests that need just one: its UUID."""
+    return device.uuid()
+
+
+@pytest.fixture(scope="session")
+def environ() -> dict[str, str]:
+    """What daemons are started with."""
+    return {**os.environ, "PYTHONPATH": python_path()}
+
+
+def python_path() -> str:
+    """Where this process finds packages that are not installed, first of all preloadd."""
+    root = str(HERE.parents[1])
+    return os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
+def managing_gpu(manage: Manage, gpu: str) -> Manage:
+    """Like `manage`, with ranks on a GPU."""
+
+    def made(
+        model: Path, *, rank: Mapping[str, Any] | None = None, start: bool = True, **more: Any
+    ) -> Manager:
+        settings = {"instance": gpu, **(rank or {})}
+        chosen = {"memory": Memory.CUDA, "chunk_bytes": 4 << 30, **more}
+        manager = manage(model, rank=settings, **chosen)
+        manager.environ["PYTHONPATH"] = python_path()
+        if start:
+            manager.start()
+            manager.ready()
+        return manager
+
+    return made
+
+
+def attached(engine: Child, rank: Manager, **options: Any) -> int:
+    """Attach in a process of its own; returns once that survives the rank's death."""
+    model = rank.settings.model.path
+    number = engine(inside.attach, model, socket_path=str(rank.socket), **options)
+    held = rank.status().lease_count
+    rank.until(lambda: len(rank.leases) >= held, "parked lease")
+    return number
+
+
+@pytest.fixture
+def rank_on(gpu: str) -> Iterator[Manage]:
+    """`rank_on(model)` is a manager whose rank serves `model` on the GPU (unless `start=False`)."""
+    with managing() as manage:
+        yield managing_gpu(manage, gpu)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Tensors of every dtype, and a few to compute with."""
+    return mixed(tmp_path_factory.mktemp("models") / "mixed")
+
+
+@pytest.fixture(scope="module")
+def shared(gpu: str, model: Path) -> Iterator[Manager]:
+    """A rank that serves `model`, one for a whole module: for tests that leave it as it is."""
+    with managing() as manage:
+        yield managing_gpu(manage, gpu)(model)
+
+
+@pytest.fixture
+def fork() -> Iterator[Callable[..., Child]]:
+    """Makes processes that may use the GPU."""
+    with ExitStack() as owned:
+        yield lambda **environ: owned.enter_context(Child(environ))
+
+
+@pytest.fixture
+def engine(fork: Callable[..., Child]) -> Child:
+    """One of them."""
+    return fork()

@@ -1,0 +1,90 @@
+import pytest
+
+from preloadd.domain.devices import Device, Probe, choose, joined, unseen_slices
+from preloadd.errors import NoSuchDevice
+
+A, B, C = (
+    f"GPU-{start}-de77-970d-5f91-576155feee6c" for start in ("53b1d48b", "53b2aaaa", "0badc0de")
+)
+SLICE, OTHER = (A.replace("GPU", "MIG"), B.replace("GPU", "MIG"))
+PROBE = Probe(tuple(Device(uuid, "NVIDIA H200") for uuid in (A, B, C)), "580")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "count", "chosen"),
+    [
+        ((), 1, (A,)),
+        ((), 2, (A, B)),
+        (("all",), 3, (A, B, C)),
+        (("all",), 2, (A, B)),
+        ((C,), 1, (C,)),
+        ((C, A), 2, (C, A)),
+        (("GPU-0", "GPU-53b2"), 2, (C, B)),
+        (("gpu-0BAD",), 1, (C,)),
+    ],
+)
+def test_gpus_are_chosen_in_the_order_they_are_named(wanted, count, chosen):
+    assert choose(PROBE, wanted, count) == chosen
+
+
+@pytest.mark.parametrize(
+    ("wanted", "count", "told"),
+    [
+        (("GPU-53b",), 1, rf"'GPU-53b' fits more than one GPU: {A}, {B}$"),
+        (("GPU-9",), 1, rf"'GPU-9' fits no GPU that is seen: {A}, {B}, {C}$"),
+        ((A,), 2, rf"2 different GPUs are needed.*there are 1 \({A}\)"),
+        ((A, A), 2, "2 different GPUs are needed"),
+        ((A, B), 1, "1 different GPUs are needed"),
+        ((), 4, "4 different GPUs are needed.*there are 3.*change the sizes$"),
+    ],
+)
+def test_what_does_not_fit_is_said(wanted, count, told):
+    with pytest.raises(NoSuchDevice, match=told):
+        choose(PROBE, wanted, count)
+
+
+def test_a_whole_uuid_is_no_beginning_of_another():
+    probe = Probe((Device("GPU-1", "x"), Device("GPU-12", "x")))
+    assert choose(probe, ("GPU-1",), 1) == ("GPU-1",)
+
+
+def test_what_hides_gpus_is_told():
+    hidden = Probe((Device(A, "x"),), hint="CUDA_VISIBLE_DEVICES=0")
+    for wanted, count in (((B,), 1), ((), 2)):
+        with pytest.raises(NoSuchDevice, match=r"\(CUDA_VISIBLE_DEVICES=0\)$"):
+            choose(hidden, wanted, count)
+    nothing = Probe(problem="no driver", hint="CUDA_VISIBLE_DEVICES=")
+    with pytest.raises(NoSuchDevice, match=r"^no driver \(CUDA_VISIBLE_DEVICES=\)$"):
+        choose(nothing, (), 1)
+    with pytest.raises(NoSuchDevice, match=r"^no GPU is seen$"):
+        choose(Probe(), (), 1)
+
+
+def test_a_gpu_that_cannot_share_is_refused_with_its_reason():
+    probe = Probe((Device(A, "GRID", problem="no descriptors: update the driver"), Device(B, "x")))
+    with pytest.raises(NoSuchDevice, match=rf"{A} \(GRID\): no descriptors: update the driver"):
+        choose(probe, (), 1)
+    assert choose(probe, (B,), 1) == (B,)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "visible", "alone"),
+    [
+        ((), None, ()),
+        ((SLICE, OTHER), None, (OTHER,)),
+        ((OTHER, A, OTHER), None, (OTHER,)),
+        ((), f"{SLICE}, {OTHER}", (OTHER,)),
+        ((OTHER,), SLICE, ()),
+        ((OTHER,), "", ()),
+        ((OTHER,), "0", ()),
+    ],
+)
+def test_parts_of_gpus_are_looked_for_one_by_one(wanted, visible, alone):
+    assert unseen_slices(Probe((Device(SLICE, "x"),)), wanted, visible) == alone
+
+
+def test_what_several_saw_is_put_together():
+    first = Probe((Device(A, "x"),), driver="1", hint="h")
+    assert joined([first]) == first
+    both = joined([first, Probe((Device(B, "y"), Device(A, "x")), driver="2", problem="p")])
+    assert both == Probe((Device(A, "x"), Device(B, "y")), driver="1", hint="h")

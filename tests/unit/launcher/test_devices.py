@@ -1,0 +1,158 @@
+"""Who gets which device, by what stand-ins for loaders see."""
+
+import json
+import sys
+import time
+
+import anyio
+import pytest
+
+from preloadd.config.run import Chosen, parse_run
+from preloadd.domain.devices import Device, Probe
+from preloadd.domain.settings import Memory
+from preloadd.errors import ConfigError, NoSuchDevice
+from preloadd.launcher.devices import find, judge, on_host
+
+A, B = (f"GPU-{start}-de77-970d-5f91-576155feee6c" for start in ("53b1d48b", "53b2aaaa"))
+PARTS = [uuid.replace("GPU", "MIG") for uuid in (A, B)]
+NOTHING = Probe(problem="libcuda.so.1 is not there")
+TWO = Probe((Device(A, "NVIDIA H200"), Device(B, "NVIDIA H200")))
+AMD = Probe((Device("GPU-53b1d48bde77970d", "MI300X", Memory.HIP),))
+
+
+def chosen(probe: Probe, **given: object) -> Chosen:
+    return judge(parse_run({"model": "m", **given}), probe)
+
+
+def test_a_gpu_that_answers_is_taken_and_said():
+    found = chosen(TWO)
+    assert (found.memory, found.devices) == (Memory.CUDA, (A,))
+    assert found.told == f"cuda memory of {A} NVIDIA H200"
+    assert [str(instance) for instance in found.instances] == [A]
+    assert chosen(TWO, tensor_parallel_size="2").devices == (A, B)
+    assert chosen(TWO, gpus="GPU-53b2").devices == (B,)
+    assert chosen(AMD).memory is Memory.HIP
+
+
+def test_host_memory_where_none_answers_and_why():
+    found = chosen(NOTHING, tensor_parallel_size="2")
+    assert (found.memory, found.devices) == (Memory.HOST, ("CPU-0", "CPU-1"))
+    assert found.told == "host memory (no GPU answers: libcuda.so.1 is not there)"
+    hidden = chosen(Probe(hint="CUDA_VISIBLE_DEVICES="))
+    assert "no GPU answers: none is seen (CUDA_VISIBLE_DEVICES=)" in hidden.told
+
+
+@pytest.mark.parametrize(
+    ("probe", "given", "told"),
+    [
+        (NOTHING, {"memory": "cuda"}, "libcuda.so.1 is not there: use --memory host"),
+        (NOTHING, {"gpus": "all"}, "--gpus: libcuda.so.1 is not there"),
+        (TWO, {"tensor_parallel_size": "3"}, "there are 2.*: use --memory host"),
+        (TWO, {"gpus": "GPU-9"}, "--gpus: 'GPU-9' fits no GPU"),
+        (TWO, {"memory": "hip"}, f"no GPU with hip memory is seen, but {A}, {B}: use"),
+        (AMD, {"memory": "cuda"}, "no GPU with cuda memory is seen, but GPU-53b1d48bde77970d"),
+        (Probe((Device(A, "x", problem="no VMM"),)), {}, "no VMM: use --memory host"),
+    ],
+)
+def test_gpus_that_are_wanted_and_not_there_are_an_error(probe, given, told):
+    with pytest.raises(NoSuchDevice, match=told):
+        chosen(probe, **given)
+
+
+def test_contradictions():
+    with pytest.raises(ConfigError, match=r"--reader instanttensor.*leave out --reader"):
+        chosen(NOTHING, reader="instanttensor")
+    mixed = Probe((*TWO.devices[:1], *AMD.devices))
+    with pytest.raises(ConfigError, match="several vendors"):
+        chosen(mixed, tensor_parallel_size="2")
+    assert chosen(mixed, memory="hip").devices == ("GPU-53b1d48bde77970d",)
+
+
+def looking(probes: dict[str | None, Probe]):
+    asked: list[str | None] = []
+
+    async def look(environ):
+        asked.append(environ.get("CUDA_VISIBLE_DEVICES"))
+        return probes[asked[-1]]
+
+    return look, asked
+
+
+def test_host_memory_asks_nobody():
+    look, asked = looking({})
+    options = parse_run({"model": "m", "memory": "host"})
+    assert anyio.run(find, options, look, {}) == on_host(1)
+    assert asked == []
+
+
+def test_parts_of_a_gpu_are_asked_for_one_by_one():
+    first, second = (Probe((Device(part, "MIG 1g.18gb"),)) for part in PARTS)
+    visible = ",".join(PARTS)
+    look, asked = looking({visible: first, PARTS[1]: second})
+    options = parse_run({"model": "m", "tensor_parallel_size": "2"})
+    found = anyio.run(find, options, look, {"CUDA_VISIBLE_DEVICES": visible})
+    assert found.devices == tuple(PARTS)
+    assert asked == [visible, PARTS[1]]
+
+
+PROBE = """
+import json, os, sys
+assert sys.argv[1:] == ["--probe"], sys.argv
+print(json.dumps({line}))
+"""
+
+
+def test_launcher_asks_the_loaders_python_and_starts_ranks_there(stage, drive):
+    seen = {"devices": [{"id": A, "name": "NVIDIA H200"}]}
+    (stage.folder / "loader.py").write_text(PROBE.format(line=repr(seen)))
+    stage.script(A, [["serve"]])
+    with drive(memory="auto") as launcher:
+        launcher.wait_for("engines connect")
+        launcher.process.terminate()
+        assert launcher.end() == 143
+    assert f"into cuda memory of {A} NVIDIA H200" in launcher.shown
+    settings = json.loads(stage.lives(A)[0]["given"]["settings"][0])
+    assert (settings["instance"], settings["model"]["memory"]) == (A, "cuda")
+    assert settings["model"]["chunk_bytes"] == 4 << 30
+
+
+def test_launcher_without_gpus_says_why_it_takes_host_memory(stage, drive):
+    (stage.folder / "loader.py").write_text(PROBE.format(line={"problem": "there is no driver"}))
+    stage.script("CPU-0", [["serve"]])
+    with drive(memory="auto") as launcher:
+        launcher.wait_for("engines connect")
+        launcher.process.terminate()
+        launcher.end()
+    assert "into host memory (no GPU answers: there is no driver)" in launcher.shown
+
+
+def test_launcher_ends_while_a_driver_hangs(stage, drive):
+    begun = stage.folder / "begun"
+    (stage.folder / "loader.py").write_text(
+        f"import time; open({str(begun)!r}, 'w'); time.sleep(60)"
+    )
+    with drive(memory="auto") as launcher:
+        until = time.monotonic() + 15
+        while not begun.exists():
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        launcher.process.terminate()
+        assert launcher.end() == 143
+    assert stage.lives("CPU-0") == []
+
+
+def test_other_interpreter_is_lent_this_package(stage, drive):
+    """One that has nothing installed but what it is lent."""
+    python = stage.folder / "python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+    python.chmod(0o755)
+    (stage.folder / "loader.py").write_text(
+        "import json, os, preloadd; where = os.path.dirname(preloadd.__path__[0])\n"
+        "print(json.dumps({'problem': f'beside it {os.listdir(where)}'}))"
+    )
+    stage.script("CPU-0", [["serve"]])
+    with drive(memory="auto", python=str(python)) as launcher:
+        launcher.wait_for("engines connect")
+        launcher.process.terminate()
+        launcher.end()
+    assert "beside it ['preloadd']" in launcher.shown

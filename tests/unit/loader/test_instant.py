@@ -1,0 +1,154 @@
+"""Against a stand-in for the library that reads with safetensors: its interface is the real one's,
+of version 0.2, its tensors are in the memory of this host."""
+
+import os
+import sys
+from dataclasses import replace
+
+import pytest
+import safetensors.torch
+import torch
+
+import preloadd.loader
+from preloadd.domain.placement import Parallel, Placement
+from preloadd.domain.settings import Memory, Reader
+from preloadd.errors import ConfigError, ReadFailed
+from preloadd.loader.native import Native
+from preloadd.loader.report import Reporter
+from preloadd.memory.host import HostChunk, HostFiller
+from preloadd.protocol import messages as m
+from preloadd.transport.blocking import Link
+from tests.checkpoints import SHARDS, stored
+
+STAND_IN = """
+import contextlib, pathlib
+import safetensors.torch
+
+@contextlib.contextmanager
+def safe_open(filename, framework, device, *, copy, tensor_filter, tensor_name_match_mode):
+    assert (framework, str(device), copy, tensor_name_match_mode) == ("pt", "cpu", False, "exact")
+    yield Opened(sorted(filename), tensor_filter)
+
+class Opened:
+    def __init__(self, files, names):
+        self.files, self.names = files, names
+
+    def tensors(self):
+        buffer = None
+        for file in self.files:
+            for name, tensor in safetensors.torch.load(pathlib.Path(file).read_bytes()).items():
+                if name in self.names:
+                    if buffer is not None:
+                        buffer.zero_()  # as the ring it is a view of goes on
+                    buffer = tensor
+                    yield name, tensor
+"""
+
+
+class Shown(HostFiller):
+    """Chunks of the host that frameworks see as they do those of a GPU."""
+
+    def create(self, nbytes):
+        chunk = super().create(nbytes)
+        return ShownChunk(chunk._fd, chunk._area)
+
+
+class ShownChunk(HostChunk):
+    def __dlpack_device__(self):
+        return (1, 0)
+
+    def __dlpack__(self, **how):
+        return torch.frombuffer(self._area, dtype=torch.uint8).__dlpack__(**how)
+
+
+@pytest.fixture
+def instant(tmp_path, monkeypatch):
+    (tmp_path / "instanttensor.py").write_text(STAND_IN)
+    monkeypatch.syspath_prepend(tmp_path)
+    _forget()
+    from preloadd.loader import instant
+
+    yield instant
+    _forget()
+
+
+def _forget():
+    for name in ("preloadd.loader.instant", "instanttensor"):
+        sys.modules.pop(name, None)
+    vars(preloadd.loader).pop("instant", None)
+
+
+@pytest.fixture
+def on_gpu(settings):
+    """Settings of a rank whose model is on a GPU."""
+    model = replace(settings.model, memory=Memory.CUDA, reader=Reader.INSTANTTENSOR)
+    return replace(settings, model=model)
+
+
+@pytest.fixture
+def filled(instant, ends):
+    """Fills; bytes by the names of tensors, and the cost."""
+    rank, sock = ends
+
+    def filled(settings):
+        native = Native(settings, 4096)
+        link = Link(sock)
+        try:
+            cost = instant.fill(native, Shown(), Reporter(link, clock=lambda: 0.0))
+        finally:
+            link.close()
+        heard = rank.heard()
+        assert sum(isinstance(each, m.ChunkFilled) for each in heard) == len(native.plan.chunks)
+        last = [each for each in heard if isinstance(each, m.Progress)][-1]
+        assert last.done == last.total == native.plan.tensor_nbytes
+        places = native.plan.storages
+        tensors = {
+            name: os.pread(
+                rank.fds[places.chunk[row]].fileno(), places.nbytes[row], places.offset[row]
+            )
+            for row, name in enumerate(native.plan.tensors.name)
+        }
+        return tensors, cost
+
+    return filled
+
+
+def test_a_whole_model_is_in_its_place(filled, on_gpu, model):
+    tensors, cost = filled(on_gpu)
+    assert tensors == stored(model)
+    assert cost.bytes_read == cost.bytes_direct == sum(map(len, tensors.values()))
+
+
+def test_a_rank_gets_its_slices_of_whole_tensors(filled, on_gpu, model):
+    whole = stored(model)
+    placement = Placement(Parallel(tensor=2), tensor_rank=1)
+    tensors, cost = filled(replace(on_gpu, model=replace(on_gpu.model, placement=placement)))
+    for name in ("model.layers.1.self_attn.q_proj.weight", "model.norm.weight"):
+        assert whole[name].endswith(tensors[name])
+    name, width = "model.layers.1.self_attn.o_proj.weight", 128
+    rows = [whole[name][start : start + width] for start in range(0, len(whole[name]), width)]
+    assert tensors[name] == b"".join(row[width // 2 :] for row in rows)
+    assert cost.bytes_read > sum(map(len, tensors.values()))
+
+
+def test_other_memory_is_refused(filled, settings):
+    with pytest.raises(ConfigError, match=r'CUDA memory, not host: set reader = "pread"'):
+        filled(settings)
+
+
+def test_a_name_in_two_files_is_refused(filled, on_gpu, model):
+    # The index knows which is meant, the library does not read it.
+    extra = safetensors.torch.load_file(model / SHARDS[0])
+    extra["model.norm.weight"] = torch.zeros(64, dtype=torch.float16)
+    safetensors.torch.save_file(extra, model / SHARDS[0])
+    with pytest.raises(ConfigError, match=rf"'model\.norm\.weight' is both in .*{SHARDS[0]}"):
+        filled(on_gpu)
+
+
+def test_what_the_library_says_names_the_way_out(filled, on_gpu, instant):
+    def refuses(*_, **__):
+        raise RuntimeError("io_setup failed: EAGAIN\nmore")
+
+    instant.instanttensor.safe_open = refuses
+    with pytest.raises(ReadFailed, match=r'instanttensor: io_setup failed: EAGAIN: .*"pread"'):
+        filled(on_gpu)

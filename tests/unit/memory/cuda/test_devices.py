@@ -1,0 +1,75 @@
+"""What a probe tells of the GPUs a process sees."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from preloadd.domain.devices import Device
+from preloadd.domain.settings import Memory
+from preloadd.memory.cuda.devices import probe
+from tests.unit.memory.conftest import StandIn
+
+ONE = "GPU-1a1b2c3d-0000-4000-8000-0000000000da"
+PART = "MIG-1a1b2c3d-0000-4000-8000-0000000000db"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Where /proc is, as NVIDIA's kernel module writes it."""
+    module = tmp_path / "proc/driver/nvidia"
+    gpu = module / "gpus/0000:1a:00.0"
+    gpu.mkdir(parents=True)
+    (gpu / "information").write_text(
+        "Model: \t\t NVIDIA H200\nIRQ:   \t\t 210\nGPU UUID: \t GPU-?\nDevice Minor: \t 3\n"
+    )
+    (module / "version").write_text(
+        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build\n"
+        "GCC version:  gcc version 12.2.0\n"
+    )
+    return tmp_path
+
+
+def test_each_gpu_is_told_without_using_it(cuda: StandIn, root: Path) -> None:
+    cuda.setenv("STAND_IN_DEVICES", f"{ONE},{PART}")
+    found = probe({}, root)
+    assert found.devices == (
+        Device(ONE, "NVIDIA Stand-In", Memory.CUDA, "0000:1a:00.0", minor=3, total=1 << 30),
+        Device(PART, "NVIDIA Stand-In MIG 1g.18gb", Memory.CUDA, "0000:1b:00.0", total=1 << 30),
+    )
+    assert (found.driver, found.problem, found.hint) == ("580.95.05", "", "")
+    assert cuda.alive() == 0
+
+
+def test_what_hides_gpus_is_told(cuda: StandIn, tmp_path: Path) -> None:
+    cuda.setenv("STAND_IN_DEVICES", f"{ONE},{PART}")
+    cuda.setenv("CUDA_VISIBLE_DEVICES", "1")
+    found = probe(os.environ, tmp_path)
+    assert [device.id for device in found.devices] == [PART]
+    assert found.hint == "CUDA_VISIBLE_DEVICES=1"
+    assert found.driver == ""
+
+
+def test_none_visible_is_a_problem_with_a_reason(cuda: StandIn, tmp_path: Path) -> None:
+    cuda.setenv("CUDA_VISIBLE_DEVICES", "")
+    found = probe(os.environ, tmp_path)
+    assert found.devices == ()
+    assert "NO_DEVICE" in found.problem
+    assert "CUDA_VISIBLE_DEVICES hides" in found.problem
+    assert found.hint == "CUDA_VISIBLE_DEVICES="
+
+
+def test_a_gpu_that_cannot_share_says_why(cuda: StandIn, tmp_path: Path) -> None:
+    cuda.setenv("STAND_IN_NO_VMM", "1")
+    (device,) = probe({}, tmp_path).devices
+    assert "virtual memory management" in device.problem
+    assert "memory = host" in device.problem
+
+
+def test_a_gpu_that_does_not_answer_is_a_problem(cuda: StandIn, tmp_path: Path) -> None:
+    cuda.fail("DeviceTotalMem", 999)
+    found = probe({}, tmp_path)
+    assert found.devices == ()
+    assert "asking GPU 0 its size failed" in found.problem

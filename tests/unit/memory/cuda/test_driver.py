@@ -1,0 +1,163 @@
+"""CUDA's calls as the real binding makes them, on a driver that stands in."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from preloadd.domain.ids import DeviceId
+from preloadd.domain.settings import Memory
+from preloadd.errors import DeviceFailed, NoSuchDevice
+from preloadd.memory.cuda.driver import CudaDriver, open_device, open_ordinal
+from tests.driver_stand_in import build
+from tests.unit.memory.conftest import CUDA_DEVICES, UNIT, StandIn
+
+ONE, TWO, THREE = CUDA_DEVICES
+
+
+@pytest.fixture
+def driver(cuda: StandIn) -> CudaDriver:
+    driver = open_ordinal(0)
+    yield driver
+    driver.close()
+
+
+def test_devices_are_opened_by_uuid_wherever_they_are_counted(cuda: StandIn) -> None:
+    cuda.setenv("STAND_IN_DEVICES", ",".join(CUDA_DEVICES))
+    for order in ("0,1,2", "2,1", f"{THREE},{TWO}"):
+        cuda.setenv("CUDA_VISIBLE_DEVICES", order)
+        driver = open_device(TWO)
+        assert (driver.device, driver.memory) == (TWO, Memory.CUDA)
+        driver.close()
+    assert open_ordinal(0).device == THREE
+    cuda.end()
+
+
+def test_a_part_of_a_gpu_is_a_device_of_its_own(cuda: StandIn) -> None:
+    part = DeviceId("MIG-1a1b2c3d-0000-4000-8000-0000000000db")
+    cuda.setenv("STAND_IN_DEVICES", part)
+    driver = open_device(part)
+    with driver.current():
+        assert driver.room()[1] == f"{part} (NVIDIA Stand-In MIG 1g.18gb)"
+    driver.close()
+
+
+def test_a_device_that_is_hidden_is_refused_with_those_that_are_not(cuda: StandIn) -> None:
+    cuda.setenv("STAND_IN_DEVICES", ",".join(CUDA_DEVICES))
+    cuda.setenv("CUDA_VISIBLE_DEVICES", "0,2")
+    with pytest.raises(NoSuchDevice) as caught:
+        open_device(TWO)
+    told = f"{TWO} is not to be seen here, only {ONE}, {THREE} (CUDA_VISIBLE_DEVICES=0,2)"
+    assert str(caught.value) == told
+    with pytest.raises(NoSuchDevice, match="no GPU 2 here, only 2"):
+        open_ordinal(2)
+
+
+def test_a_driver_without_what_is_needed_is_refused(cuda: StandIn) -> None:
+    cuda.setenv("STAND_IN_NO_VMM", "1")
+    with pytest.raises(NoSuchDevice, match=f"{ONE} .*virtual memory management.*memory = host"):
+        open_ordinal(0)
+
+
+@pytest.mark.parametrize(
+    ("code", "remedy"),
+    [
+        (100, "CUDA_VISIBLE_DEVICES hides"),
+        (36, "update the driver"),
+        (803, "reboot"),
+        (802, "nvidia-fabricmanager"),
+        (46, "compute mode"),
+        (999, "kernel log"),
+        (12345, "too old or new .*12345"),
+    ],
+)
+def test_a_driver_that_does_not_start_says_what_to_do(
+    cuda: StandIn, code: int, remedy: str
+) -> None:
+    cuda.fail("Init", code)
+    with pytest.raises(NoSuchDevice, match=remedy):
+        open_ordinal(0)
+
+
+def test_a_device_that_gives_no_context_failed(cuda: StandIn) -> None:
+    cuda.fail("DevicePrimaryCtxRetain", 214)
+    with pytest.raises(DeviceFailed, match=f"opening it failed on {ONE} .*ECC_UNCORRECTABLE.*Xid"):
+        open_ordinal(0)
+
+
+def test_the_granularity_is_asked_for(cuda: StandIn) -> None:
+    for unit in (UNIT, 8 * UNIT):
+        cuda.setenv("STAND_IN_GRANULARITY", str(unit))
+        driver = open_ordinal(0)
+        assert driver.granularity == unit
+        driver.close()
+
+
+def test_host_memory_is_pinned_by_registering_or_else_by_the_driver(
+    driver: CudaDriver, cuda: StandIn
+) -> None:
+    with driver.current():
+        registered = driver.pin(UNIT)
+        assert registered.area is not None
+        assert registered.address % UNIT == 0
+        cuda.setenv("STAND_IN_NO_REGISTER", "1")
+        allocated = driver.pin(UNIT)
+        assert allocated.area is None
+        assert not driver.registering
+        for memory in (registered, allocated):
+            memory.view[:] = bytes(UNIT)
+            driver.unpin(memory)
+
+
+def test_memory_that_cannot_be_pinned_is_told(driver: CudaDriver, cuda: StandIn) -> None:
+    with driver.current():
+        cuda.fail_pinning()
+        with pytest.raises(DeviceFailed, match="4,096 bytes of pinned host memory"):
+            driver.pin(UNIT)
+
+
+def test_what_fails_since_the_driver_has_ended_is_no_failure(
+    driver: CudaDriver, cuda: StandIn
+) -> None:
+    cuda.fail("CtxSynchronize", 4)
+    with driver.current():
+        driver.synchronize()
+
+
+OPENING = """
+from preloadd.errors import NoSuchDevice
+from preloadd.memory.cuda.driver import open_ordinal
+try:
+    open_ordinal(0)
+except NoSuchDevice as error:
+    print(error)
+"""
+
+
+def opened_elsewhere(environ: dict[str, str]) -> str:
+    given = {n: t for n, t in os.environ.items() if not n.startswith(("LD_LIB", "STAND_IN"))}
+    command = [sys.executable, "-c", OPENING]
+    done = subprocess.run(command, env={**given, **environ}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_without_the_binding_it_is_named(tmp_path: Path) -> None:
+    (tmp_path / "cuda").mkdir()
+    (tmp_path / "cuda/__init__.py").touch()
+    told = opened_elsewhere({"PYTHONPATH": f"{tmp_path}{os.pathsep}{Path.cwd()}"})
+    assert "install preloadd[cuda]" in told
+
+
+def test_without_the_driver_it_is_named(cuda: StandIn) -> None:
+    assert "the driver of NVIDIA GPUs is not to be found" in opened_elsewhere({})
+
+
+def test_another_process_finds_the_driver_by_its_environment(cuda: StandIn, drivers: Path) -> None:
+    assert "NO_DEVICE" in opened_elsewhere(build.cuda(drivers))
+    found = opened_elsewhere({**build.cuda(drivers), "STAND_IN_DEVICES": ONE})
+    assert found == ""

@@ -1,0 +1,56 @@
+"""Host memory to be pinned."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import mmap
+import re
+from pathlib import Path
+
+import pytest
+
+from preloadd.memory import pinned
+from preloadd.memory.pinned import LARGE_PAGE
+
+SIZE = (16 << 20) + 8192
+
+
+def kernel_tells(address: int) -> tuple[int, set[str]]:
+    """Bytes that are there of the mapping around an address, and its flags."""
+    for block in re.split(r"\n(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text()):
+        start, end = (int(n, 16) for n in block.split(maxsplit=1)[0].split("-"))
+        if start <= address < end:
+            (rss,) = re.findall(r"^Rss:\s+(\d+) kB", block, re.MULTILINE)
+            (flags,) = re.findall(r"^VmFlags: (.*)$", block, re.MULTILINE)
+            return int(rss) * 1024, set(flags.split())
+    raise AssertionError("nothing is mapped there")
+
+
+def test_memory_is_there_aligned_and_kept_from_children() -> None:
+    memory = pinned.allocate(SIZE)
+    assert memory.address % LARGE_PAGE == 0
+    assert memory.address == ctypes.addressof(ctypes.c_char.from_buffer(memory.view))
+    assert len(memory.view) == SIZE
+    there, flags = kernel_tells(memory.address)
+    assert there >= SIZE
+    assert {"dc", "hg"} <= flags
+    memory.view[-1] = 1
+    gc.collect()  # the ctypes object above
+    memory.release()
+
+
+def test_memory_in_use_is_not_released() -> None:
+    memory = pinned.allocate(mmap.PAGESIZE)
+    with memory.view[:10], pytest.raises(BufferError):
+        memory.release()
+    memory.area.close()
+
+
+def test_memory_of_a_driver_is_only_looked_at() -> None:
+    theirs = ctypes.create_string_buffer(b"theirs", 100)
+    memory = pinned.foreign(ctypes.addressof(theirs), 100)
+    assert bytes(memory.view[:6]) == b"theirs"
+    memory.view[:6] = b"filled"
+    memory.release()
+    assert theirs.value == b"filled"
