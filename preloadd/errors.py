@@ -132,8 +132,8 @@ class OutOfRoom(PreloadError):
         self.wanted, self.free, self.limit = wanted, free, limit
         super().__init__(
             f"the weights need {wanted:,} bytes but {limit} leaves {free:,}, so "
-            f"{wanted - free:,} are missing: free memory, raise the limit, or use a smaller model or "
-            "more ranks"
+            f"{wanted - free:,} are missing: free memory, raise the limit, or use a smaller model "
+            "or more ranks"
         )
 
 
