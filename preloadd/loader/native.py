@@ -10,8 +10,9 @@ from pathlib import Path
 from preloadd.domain.key import Key
 from preloadd.domain.settings import ModelSettings, RankSettings
 from preloadd.frameworks.identity import native_key, stored_dtype
-from preloadd.loader.pieces import PIECE, Piece, pieces
+from preloadd.loader.pieces import Piece, pieces
 from preloadd.loader.source import OpenFile, opened_direct
+from preloadd.memory.api import PIECE
 from preloadd.weights.checkpoint import Checkpoint, config_of, open_checkpoint
 from preloadd.weights.checkpoint.reading import unchanged
 from preloadd.weights.plan import ArenaPlan, Run, Source, pack, select

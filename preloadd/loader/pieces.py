@@ -11,11 +11,8 @@ from dataclasses import dataclass
 from itertools import chain, groupby
 
 from preloadd.domain.manifest import ALIGNMENT
-from preloadd.memory.api import Rows
+from preloadd.memory.api import PIECE, Rows
 from preloadd.weights.plan import Run
-
-PIECE = 16 << 20
-"""Bytes of one read: long enough for any disk, short enough to spread a tensor over threads."""
 
 APART = 128 << 10
 """From this gap on, rows are read one by one: to read it as well would take longer than a call."""

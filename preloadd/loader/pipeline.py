@@ -33,10 +33,18 @@ def load(
         native = Native(settings, filler.granularity)
         _require_room(filler, native.plan.arena_nbytes)
         filled = _fill(settings.model.reader, native, filler, reporter)
-    told = Tally(reporter, "identifying", native.checkpoint.nbytes)
-    told(0)
-    digest = content(native.checkpoint, settings.model.digest, digest_cache, progress=told)
-    manifest = Manifest(
+        told = Tally(reporter, "identifying", native.checkpoint.nbytes)
+        told(0)
+        digest = content(native.checkpoint, settings.model.digest, digest_cache, progress=told)
+        # Before the filler is closed: that of a device takes its time.
+        manifest = _manifest(settings, native, digest, filled, started)
+        reporter.manifest(payload.encode(manifest))
+
+
+def _manifest(
+    settings: RankSettings, native: Native, digest: str, filled: Filled, started: float
+) -> Manifest:
+    return Manifest(
         generation=secrets.token_hex(16),
         layout=LAYOUT,
         backend=settings.model.memory.value,
@@ -55,7 +63,6 @@ def load(
             "load_ms": int((time.monotonic() - started) * 1000),
         },
     )
-    reporter.manifest(payload.encode(manifest))
 
 
 def _require_room(filler: Filler, wanted: int) -> None:

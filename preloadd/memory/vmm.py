@@ -185,6 +185,11 @@ class VmmChunk(Owner):
         """The driver's descriptor, owned by the chunk."""
         return self._fd
 
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """The bytes for libraries that fill device memory themselves; version 3, not read-only."""
+        return _array(self._address, self._nbytes)
+
     def write(
         self, target: int, span: int, rows: Rows, read: Callable[[memoryview], object]
     ) -> None:
@@ -322,18 +327,17 @@ class VmmBuffer:
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         """Bytes of shape (nbytes,). Not told as read-only, though they are: torch refuses that."""
-        return {
-            "shape": (self._nbytes,),
-            "typestr": "|u1",
-            "data": (self._address, False),
-            "version": 3,
-        }
+        return _array(self._address, self._nbytes)
 
 
 def _undone(undo: Callable[..., None], *arguments: int) -> None:
     """Undo one step after another failed. If this fails as well, the other is what to tell."""
     with suppress(DeviceFailed):
         undo(*arguments)
+
+
+def _array(address: int, nbytes: int) -> dict[str, Any]:
+    return {"shape": (nbytes,), "typestr": "|u1", "data": (address, False), "version": 3}
 
 
 class _Arena:

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preloadd.loader.pieces import APART, MAX_PARTS, PIECE, Part, Piece, pieces
-from preloadd.memory.api import Rows
+from preloadd.loader.pieces import APART, MAX_PARTS, Part, Piece, pieces
+from preloadd.memory.api import PIECE, Rows
 from preloadd.weights.plan import Run
 
 

@@ -21,7 +21,7 @@ from tests.driver_stand_in import build
 from tests.unit.memory.conftest import CUDA_DEVICES, UNIT, StandIn
 
 LOST = 700  # illegal address: ends the context
-BROKEN = 719
+BROKEN = 205
 NAMES = {"cu": "NVIDIA Stand-In", "hip": "AMD Stand-In"}
 
 
@@ -284,7 +284,7 @@ with filler.create({UNIT}) as chunk:
 filler.close()
 mapping = VmmMapper(open_ordinal(0)).map([(fd, {UNIT})])
 buffer = mapping.chunk(0)
-os.environ["STAND_IN_FAIL"] = "cuMemUnmap:719,cuCtxSynchronize:719,cuCtxPushCurrent:719"
+os.environ["STAND_IN_FAIL"] = "cuMemUnmap:205,cuCtxSynchronize:205,cuCtxPushCurrent:205"
 print("ending", flush=True)
 """
 
