@@ -7,6 +7,7 @@ that the two sides meet whatever CUDA_VISIBLE_DEVICES says on each.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 
@@ -16,6 +17,7 @@ from preloadd.engine.discovery import host_device
 from preloadd.engine.options import Where
 from preloadd.errors import ConfigError, UnsupportedPlatformForIPCError
 from preloadd.frameworks.torch import Platform, current_gpu, platform
+from preloadd.linux.fds import widen
 from preloadd.memory.api import Mapper
 from preloadd.memory.host import HostMapper
 from preloadd.memory.vmm import Driver, VmmMapper
@@ -99,11 +101,14 @@ def open_place(spot: Spot, environ: Mapping[str, str], rank: int = 0) -> Place:
 @cache
 def _driver(memory: Memory, number: int) -> Driver:
     """One for each GPU, until the process ends: torch has the same context open as long."""
-    # Imported where there is a GPU only: the bindings take their time.
-    if memory is Memory.CUDA:
-        from preloadd.memory.cuda.driver import open_ordinal
+    # The bindings take their time, so they are imported where there is a GPU only; meanwhile room
+    # is made for the descriptors of chunks.
+    with ThreadPoolExecutor(1, thread_name_prefix="widening") as beside:
+        beside.submit(widen)
+        if memory is Memory.CUDA:
+            from preloadd.memory.cuda.driver import open_ordinal
 
-        return open_ordinal(number)
-    from preloadd.memory.hip.driver import open_ordinal as open_hip
+            return open_ordinal(number)
+        from preloadd.memory.hip.driver import open_ordinal as open_hip
 
-    return open_hip(number)
+        return open_hip(number)

@@ -2,10 +2,13 @@ from __future__ import annotations
 
 import errno
 import os
+import re
+import resource
+from pathlib import Path
 
 import pytest
 
-from preloadd.linux.fds import OwnedFd, exhausted, is_exhausted
+from preloadd.linux.fds import OwnedFd, exhausted, is_exhausted, widen
 
 
 def opened() -> OwnedFd:
@@ -71,3 +74,25 @@ def test_exhaustion_names_the_limit_and_the_remedy(number: int, remedy: str) -> 
 
 def test_other_errors_are_no_exhaustion() -> None:
     assert not is_exhausted(OSError(errno.ENOMEM, "no memory"))
+
+
+def table() -> int:
+    found = re.search(r"^FDSize:\s+(\d+)$", Path("/proc/self/status").read_text(), re.MULTILINE)
+    assert found
+    return int(found[1])
+
+
+def test_room_for_descriptors_is_made_ahead() -> None:
+    before = table()
+    widen(2 * before)
+    assert table() >= 2 * before
+
+
+def test_no_more_room_is_made_than_a_limit_allows() -> None:
+    before, (soft, hard) = table(), resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (4 * before, hard))
+    try:
+        widen(8 * before)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert table() < 8 * before
