@@ -3,6 +3,8 @@
 The process identity and all descriptors are kept (exec), so that whoever started this script
 watches the real thing. Standard library only, and what needs nothing else: a command pays for no
 other command's imports.
+
+A rank, which engines may be waiting for, is spared a second start of Python.
 """
 
 from __future__ import annotations
@@ -10,7 +12,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from difflib import get_close_matches
 from typing import NoReturn
 
 from preloadd import __version__
@@ -31,6 +32,8 @@ def main() -> None:
     """Become the package that the first argument names, or print help, version or a hint."""
     streams.prepare()
     match sys.argv[1:]:
+        case ["rank", *arguments]:
+            _be_rank(arguments)
         case [name, *arguments] if name in COMMANDS:
             _become(COMMANDS[name][0], arguments)
         case ["--version" | "-V"]:
@@ -56,22 +59,43 @@ def usage() -> str:
 
 def hint(unknown: str) -> str:
     """What to tell somebody who wrote a command that there is not."""
+    from difflib import get_close_matches  # which no command needs
+
     near = get_close_matches(unknown, COMMANDS, n=1)
     meant = f": did you mean `preloadd {near[0]}`?" if near else ""
     return f"preloadd: no command {unknown!r}{meant}\ncommands: {', '.join(COMMANDS)}"
 
 
-def _become(package: str, arguments: Sequence[str]) -> None:
-    environ = dict(os.environ)
+def _become(package: str, arguments: Sequence[str]) -> NoReturn:
+    argv = [sys.executable, "-m", f"preloadd.{package}", *arguments]
+    os.execve(sys.executable, argv, {**os.environ, **_amendments()})  # noqa: S606
+
+
+def _be_rank(arguments: Sequence[str]) -> NoReturn:
+    amendments = _amendments()
+    if "PYTHONUTF8" in amendments:
+        # Only a new interpreter would obey.
+        _become(COMMANDS["rank"][0], arguments)
+    os.environ.update(amendments)
+    if "PYTHONSAFEPATH" in amendments and not sys.flags.safe_path:
+        # This interpreter has begun to search where a new one would not: in the script's folder.
+        del sys.path[0]
+    from preloadd.rank.__main__ import main as serve
+
+    sys.exit(serve(arguments))
+
+
+def _amendments() -> dict[str, str]:
+    """What the environment lacks for this process and for every one that is started from here."""
+    lacking = {}
     if not _run_as_module():
-        # `-m` would put the current folder before all installed packages, for every process
-        # that is started from here: a folder with a `vllm` in it must not replace vLLM.
-        environ["PYTHONSAFEPATH"] = "1"
+        # `-m` would put the current folder before all installed packages: a folder with a `vllm` in
+        # it must not replace vLLM.
+        lacking["PYTHONSAFEPATH"] = "1"
     if sys.getfilesystemencoding() != "utf-8":
         # The names of files are bytes, and others read them as UTF-8 whatever the locale says.
-        environ["PYTHONUTF8"] = "1"
-    argv = [sys.executable, "-m", f"preloadd.{package}", *arguments]
-    os.execve(sys.executable, argv, environ)  # noqa: S606
+        lacking["PYTHONUTF8"] = "1"
+    return lacking
 
 
 def _run_as_module() -> bool:

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
-MIB = 1 << 20
+from bench.gpu.meter import MIB
 
 
 def read_rate(paths: Sequence[Path], *, threads: int, mib: int = 16, direct: bool = False) -> float:

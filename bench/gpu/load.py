@@ -26,9 +26,10 @@ from pathlib import Path
 
 from bench.gpu.checkpoints import GIB, dense, evict, part_of, resident, shards
 from bench.gpu.child import Child, ChildError
-from bench.gpu.disk import MIB, read_rate
+from bench.gpu.disk import read_rate
 from bench.gpu.filling import Filling
 from bench.gpu.loaders import LIBRARIES, LOAD_FILE, Loading, Way
+from bench.gpu.meter import MIB
 from bench.gpu.session import Session, run
 
 WARM = 0.85

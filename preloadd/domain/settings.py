@@ -123,6 +123,7 @@ class Running:
 
     `policy` is what its access settings meant then: names may not be to be looked up later. `files`
     are those of the checkpoint that its weights are from; none if they could not be seen.
+    `made_from` stands for the configuration that said so; '' if that is not known.
     """
 
     version: str
@@ -130,3 +131,4 @@ class Running:
     settings: RankSettings
     policy: Policy | None = None
     files: tuple[FileIdentity, ...] = ()
+    made_from: str = ""

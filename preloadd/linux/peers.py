@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import grp
 import os
@@ -62,6 +61,8 @@ def _groups(sock: socket.socket) -> array[int]:
 
 
 def _many_groups(sock: socket.socket) -> array[int]:
+    import ctypes  # costs a millisecond, for what hardly anybody has
+
     libc = ctypes.CDLL(None, use_errno=True)
     size = _PYTHON_LIMIT
     while True:

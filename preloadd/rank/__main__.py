@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -41,14 +41,16 @@ log = logging.getLogger("preloadd.rank")
 IDENTIFIER = "preloadd-rank"
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Run the daemon; the exit status says why it ended (see `errors.EXIT_STATUS`)."""
+    if arguments is None:
+        arguments = sys.argv[1:]
     streams.prepare()
     os.umask(0o077)
     logs.configure("INFO", os.environ, identifier=IDENTIFIER)
     parked = inherited(os.environ, os.getpid())
     try:
-        given = orders(sys.argv[1:], parked.pop(SETTINGS, []), os.environ)
+        given = orders(arguments, parked.pop(SETTINGS, []), os.environ)
         settings = given.settings
         logs.configure(
             settings.log_level.upper(), os.environ, identifier=IDENTIFIER, fields=settings.labels

@@ -10,7 +10,6 @@ import re
 from collections.abc import Callable, Mapping
 
 from preloadd.errors import ConfigError, ServiceManagerError
-from preloadd.linux.systemctl import Systemctl
 
 Count = Callable[[], int | None]
 """Asks; None where nobody can tell. Blocks."""
@@ -28,11 +27,12 @@ def counter(environ: Mapping[str, str], pid: int, cgroups: str) -> Count:
     unit = unit_of(cgroups) if environ.get("SYSTEMD_EXEC_PID") == str(pid) else None
     if unit is None:
         return lambda: None
-    systemctl = Systemctl(environ, timeout=TIMEOUT_S)
 
     def count() -> int | None:
+        from preloadd.linux.systemctl import Systemctl  # not for ranks that adopt their weights
+
         try:
-            (told,) = systemctl.show([unit])
+            (told,) = Systemctl(environ, timeout=TIMEOUT_S).show([unit])
         except (ServiceManagerError, ConfigError):
             # Mostly for want of D-Bus, without which only root may ask.
             return None

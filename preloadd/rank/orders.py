@@ -2,15 +2,16 @@
 
 What the files said last is kept beside the socket. So a rank that comes back while somebody is half
 way through an edit goes on with it, and its weights are not given up for a missing quote, a user
-who cannot be looked up at the moment, or a file that it cannot read.
+who cannot be looked up at the moment, or a file that it cannot read. And while the files are those
+of before, they need not be judged again, which takes longer than all the rest of a start.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ from pathlib import Path
 import msgspec
 
 from preloadd import __version__
+from preloadd.config.files import config_dir
 from preloadd.domain.access import Policy
 from preloadd.domain.files import FileIdentity
 from preloadd.domain.ids import Instance
@@ -27,20 +29,26 @@ from preloadd.linux import peers, seqpacket
 from preloadd.linux.fds import OwnedFd, exhausted, is_exhausted
 from preloadd.linux.memfd import read_sealed
 from preloadd.linux.paths import prepare_socket_dir
+from preloadd.rank.sources import fingerprint
 from preloadd.weights.checkpoint import identities_of, locate
 
 log = logging.getLogger(__name__)
 
 MAX_SETTINGS = 1 << 20
+_PLUGINS = "PYDANTIC_DISABLE_PLUGINS"
 
 
 @dataclass(frozen=True, slots=True)
 class Orders:
-    """What to serve, and what that means on this host: who may attach, and the rank's `folder`."""
+    """What to serve, and what that means on this host: who may attach, and the rank's `folder`.
+
+    `made_from` is the fingerprint of the files that said so; '' if there are none.
+    """
 
     settings: RankSettings
     policy: Policy
     folder: Path
+    made_from: str = ""
 
 
 def orders(
@@ -75,7 +83,7 @@ def remember(
     if (path := _record(environ)) is None:
         return
     seen = _files(given.settings) if files is None else tuple(files)
-    running = Running(__version__, os.getpid(), given.settings, given.policy, seen)
+    running = Running(__version__, os.getpid(), given.settings, given.policy, seen, given.made_from)
     fresh = path.with_suffix(".new")
     try:
         fresh.write_bytes(msgspec.json.encode(running))
@@ -96,21 +104,57 @@ def _passed(fd: OwnedFd, instance: Instance) -> RankSettings:
 
 
 def _configured(instance: Instance, environ: Mapping[str, str]) -> Orders:
-    # Not above: ranks of `preloadd run` do not pay for it, and it is the slowest of all imports.
-    from preloadd.config.files import config_dir
-    from preloadd.config.rank import Unclaimed, settings_on_this_host
-
-    find = partial(locate, environ=environ)
+    last = _remembered(instance, environ)
     try:
-        return _meant(settings_on_this_host(config_dir(environ), environ, instance, find))
-    except Unclaimed:
-        raise
+        settings, made_from = _written(instance, environ, last)
+        return replace(_meant(settings), made_from=made_from)
     except (ConfigError, InsecurePath, ModelNotFound) as error:
-        last = _remembered(instance, environ)
-        if last is None:
+        if last is None or _is_an_answer(error):
             raise
         log.error("going on with the settings of before, for these cannot be used: %s", error)  # noqa: TRY400
-        return _meant(last.settings, last.policy)
+        return replace(_meant(last.settings, last.policy), made_from=last.made_from)
+
+
+def _written(
+    instance: Instance, environ: Mapping[str, str], last: Running | None
+) -> tuple[RankSettings, str]:
+    """What the files say, and their fingerprint; judged only if they are not those of `last`."""
+    folder, find = config_dir(environ), partial(locate, environ=environ)
+    found = fingerprint(folder, environ)
+    if last is not None and found and found == last.made_from:
+        return _located(last.settings, find), found
+    with _without_plugins():
+        # Not above, because it is the slowest of all imports.
+        from preloadd.config.rank import settings_on_this_host
+    settings = settings_on_this_host(folder, environ, instance, find)
+    # Files that were written meanwhile may be others than those that were judged.
+    return settings, found if found == fingerprint(folder, environ) else ""
+
+
+@contextmanager
+def _without_plugins() -> Iterator[None]:
+    """Keep pydantic from reading about every package that is installed, for plugins to load."""
+    before = os.environ.get(_PLUGINS)
+    os.environ[_PLUGINS] = "__all__"
+    try:
+        yield
+    finally:
+        # The loader's environment is made of this one.
+        del os.environ[_PLUGINS]
+        os.environ.update({} if before is None else {_PLUGINS: before})
+
+
+def _located(settings: RankSettings, find: Callable[[str, str], Path]) -> RankSettings:
+    """The same with the model where it lies now: another snapshot may be the current one."""
+    model = settings.model
+    return replace(settings, model=replace(model, path=str(find(model.name, model.revision))))
+
+
+def _is_an_answer(error: PreloadError) -> bool:
+    """Whether the files are in order, and say that there is nothing to do."""
+    from preloadd.config.rank import Unclaimed
+
+    return isinstance(error, Unclaimed)
 
 
 def _remembered(instance: Instance, environ: Mapping[str, str]) -> Running | None:

@@ -7,7 +7,6 @@ client asks never sees half of what another did.
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Callable
 
 import anyio
@@ -146,7 +145,7 @@ class Service:
             return refusal or self._not_available()
         manifest = self.generation.manifest
         lease = Lease(
-            LeaseId(secrets.token_hex(8)),
+            LeaseId(os.urandom(8).hex()),
             self.generation.id,
             request.mode,
             client_name(request.client),

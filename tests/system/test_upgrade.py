@@ -91,6 +91,28 @@ def test_an_upgrade_of_units_adopts(serving: Host) -> None:
         serving.machine.systemctl("daemon-reload")
 
 
+def test_files_are_judged_only_where_they_have_changed(serving: Host) -> None:
+    path = serving.machine.path("/etc/preloadd/groups.d/a.toml")
+    text = path.read_text()
+
+    def restarted() -> bool:
+        """Whether a rank that comes back has loaded what judges files."""
+        before = serving.lives(A)
+        serving.machine.systemctl("restart", group("a"))
+        assert_adopted(serving, before, A)
+        maps = serving.machine.run("cat", f"/proc/{serving.pid(A[0])}/maps").stdout
+        return "pydantic" in maps
+
+    restarted()
+    assert not restarted()
+    try:
+        path.write_text(f"# changed\n{text}")
+        assert restarted()
+        assert not restarted()
+    finally:
+        path.write_text(text)
+
+
 def test_an_upgrade_of_the_code_adopts(serving: Host) -> None:
     before = serving.lives(ALL)
     install(serving, "9.9.9")

@@ -14,8 +14,22 @@ from preloadd.__main__ import COMMANDS, hint, usage
 ROOT = Path(preloadd.__file__).parents[1]
 PROBE = """\
 import json, os, sys
-inode = os.fstat({fd}).st_ino
-print(json.dumps([os.getpid(), sys.argv[1:], __spec__.name, sys.flags.safe_path, inode]))
+
+
+def main(arguments=None):
+    print(json.dumps({
+        "pid": os.getpid(),
+        "arguments": sys.argv[1:] if arguments is None else arguments,
+        "module": __spec__.name,
+        "safe": os.environ.get("PYTHONSAFEPATH"),
+        "imports from": sys.path,
+        "encoding": sys.getfilesystemencoding(),
+        "inode": os.fstat(INODE).st_ino,
+    }))
+
+
+if __name__ == "__main__":
+    main()
 """
 
 
@@ -60,43 +74,69 @@ def test_hint_without_a_near_command_lists_them():
 
 
 @pytest.fixture
-def stand_in(tmp_path):
-    """A package `preloadd` in which the real dispatcher meets a rank that tells what it got."""
-    package = tmp_path / "preloadd"
-    (package / "rank").mkdir(parents=True)
-    (package / "__init__.py").write_text('__version__ = "0"\n')
-    (package / "__main__.py").write_text((ROOT / "preloadd" / "__main__.py").read_text())
-    (package / "rank" / "__init__.py").touch()
-    (package / "linux").mkdir()
-    (package / "linux" / "__init__.py").touch()
-    streams = Path("linux", "streams.py")
-    (package / streams).write_text((ROOT / "preloadd" / streams).read_text())
-    return package
+def become(tmp_path):
+    """Runs the real dispatcher over process packages that tell what they got; what they told, and
+    what is to be told of the process itself."""
+    package = tmp_path / "site" / "preloadd"
+    for name in ("", "linux", "rank", "supervisor"):
+        (package / name).mkdir(parents=True)
+        (package / name / "__init__.py").write_text('__version__ = "0"\n')
+    for copied in ("__main__.py", "linux/streams.py"):
+        (package / copied).write_text((ROOT / "preloadd" / copied).read_text())
+    work, script = tmp_path / "work", tmp_path / "bin" / "script"
+    work.mkdir()
+    script.parent.mkdir()
+    script.write_text("from preloadd.__main__ import main\nmain()\n")
 
+    def become(command: str, *, as_script: bool, **environ: str):
+        with (tmp_path / "held").open("w") as held:
+            for name in ("rank", "supervisor"):
+                probe = PROBE.replace("INODE", str(held.fileno()))
+                (package / name / "__main__.py").write_text(probe)
+            child = subprocess.Popen(
+                [
+                    *(sys.executable, *([script] if as_script else ["-m", "preloadd"])),
+                    *(command, "CPU-0", "--flag"),
+                ],
+                cwd=work,
+                env={**os.environ, "PYTHONPATH": str(package.parent), **environ},
+                pass_fds=[held.fileno()],
+                stdout=subprocess.PIPE,
+            )
+            output, _ = child.communicate(timeout=20)
+            return json.loads(output), {"pid": child.pid, "inode": os.fstat(held.fileno()).st_ino}
 
-def start(argv, *, cwd, environ, fd):
-    return subprocess.Popen(
-        argv, cwd=cwd, env={**os.environ, **environ}, pass_fds=[fd], stdout=subprocess.PIPE
-    )
+    return become
 
 
 @pytest.mark.parametrize("as_script", [False, True])
-def test_becomes_the_package_and_keeps_pid_and_descriptors(stand_in, tmp_path, as_script):
-    with (tmp_path / "held").open("w") as held:
-        (stand_in / "rank" / "__main__.py").write_text(PROBE.format(fd=held.fileno()))
-        script = tmp_path / "script"
-        script.write_text("from preloadd.__main__ import main\nmain()\n")
-        command = [str(script)] if as_script else ["-m", "preloadd"]
-        child = start(
-            [sys.executable, *command, "rank", "CPU-0", "--flag"],
-            cwd=tmp_path,
-            environ={"PYTHONPATH": str(tmp_path)},
-            fd=held.fileno(),
-        )
-        output, _ = child.communicate(timeout=20)
-        inode = os.fstat(held.fileno()).st_ino
-    told = json.loads(output)
-    assert told == [child.pid, ["CPU-0", "--flag"], "preloadd.rank.__main__", as_script, inode]
+@pytest.mark.parametrize("command", ["rank", "supervisor"])
+def test_becomes_the_package_and_keeps_pid_and_descriptors(become, command, as_script, tmp_path):
+    told, expected = become(command, as_script=as_script)
+    assert expected.items() <= told.items()
+    assert told["arguments"] == ["CPU-0", "--flag"]
+    assert told["module"] == f"preloadd.{command}.__main__"
+    # Only who says `-m` counts on the current folder; nobody counts on the script's.
+    assert told["safe"] == ("1" if as_script else None)
+    searched = {os.path.realpath(entry or tmp_path / "work") for entry in told["imports from"]}
+    assert (str(tmp_path / "work") in searched) is not as_script
+    assert str(tmp_path / "bin") not in searched
+    assert str(tmp_path / "site") in searched
+
+
+@pytest.mark.parametrize("command", ["rank", "supervisor"])
+def test_a_script_that_searches_safely_loses_no_folder(become, command, tmp_path):
+    told, _ = become(command, as_script=True, PYTHONSAFEPATH="1")
+    assert str(tmp_path / "site") in told["imports from"]
+
+
+@pytest.mark.parametrize("as_script", [False, True])
+@pytest.mark.parametrize("command", ["rank", "supervisor"])
+def test_names_of_files_are_utf_8_whatever_the_locale(become, command, as_script):
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    told, expected = become(command, as_script=as_script, **ascii_only)
+    assert told["encoding"] == "utf-8"
+    assert expected.items() <= told.items()
 
 
 @pytest.mark.parametrize("closing", [">&-", "<&- >&- 2>&-"])
@@ -122,4 +162,5 @@ def test_dispatcher_pays_for_no_command():
         timeout=20,
     )
     loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert not any(name.startswith("preloadd.rank") for name in loaded)
     assert not loaded & {"typer", "anyio", "pydantic", "fastapi", "msgspec", "rich"}

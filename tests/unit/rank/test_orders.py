@@ -66,6 +66,14 @@ def lived(folder: Path) -> Orders:
     return before
 
 
+def remembered_only(folder: Path) -> None:
+    """Make the record differ from the files, so that it can be seen which of them was used."""
+    record = folder / "run" / RUNNING
+    running = msgspec.json.decode(record.read_bytes(), type=Running)
+    settings = dataclasses.replace(running.settings, log_level="error")
+    record.write_bytes(msgspec.json.encode(dataclasses.replace(running, settings=settings)))
+
+
 def test_passed_settings_need_no_files(socket_dir):
     settings = dataclasses.replace(SETTINGS, socket_dir=str(socket_dir))
     fd = passed(settings)
@@ -208,6 +216,135 @@ def test_rank_of_which_systemd_took_the_group_serves_it_all_the_same(folder, cap
     assert (policy.group, policy.gids) == (None, {4242})
     assert (policy.folder_mode, policy.socket_mode) == (0o711, 0o666)
     assert "group 4242 cannot be given the socket" in caplog.text
+
+
+def test_files_that_have_not_changed_are_not_judged_again(folder):
+    before = lived(folder)
+    assert orders(["CPU-0"], [], environ(folder)) == before
+    remembered_only(folder)
+    found = orders(["CPU-0"], [], environ(folder))
+    assert found.settings == dataclasses.replace(before.settings, log_level="error")
+    remember(found, environ(folder))
+    assert orders(["CPU-0"], [], environ(folder)) == found
+
+
+def test_what_judges_files_is_not_even_imported_then(folder):
+    script = """if True:
+        import os, sys
+        from preloadd.rank.orders import orders, remember
+        remember(orders(["CPU-0"], [], os.environ), os.environ)
+        print("pydantic" in sys.modules, "PYDANTIC_DISABLE_PLUGINS" in os.environ)
+    """
+
+    def told():
+        command = [sys.executable, "-c", script]
+        ran = {**os.environ, **environ(folder)}
+        return subprocess.run(command, env=ran, capture_output=True, text=True, check=True).stdout
+
+    assert told() == "True False\n"
+    assert told() == "False False\n"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda folder: group(folder, "digest = 'full'"),
+        lambda folder: (folder / "etc/groups.d/b.toml").write_text(
+            'model = "/m"\ngpus = ["CPU-1"]'
+        ),
+        lambda folder: (folder / "etc/groups.d/a.toml").rename(folder / "etc/groups.d/b.toml"),
+        lambda folder: (
+            (folder / "etc/preloadd.toml.d").mkdir()
+            or (folder / "etc/preloadd.toml.d/a.toml").write_text("[deadlines]\nstop_s = 3")
+        ),
+    ],
+)
+def test_files_that_have_changed_are_judged(folder, change):
+    before = lived(folder)
+    remembered_only(folder)
+    change(folder)
+    found = orders(["CPU-0"], [], environ(folder))
+    assert found.settings.log_level == "info"
+    assert found.made_from not in ("", before.made_from)
+    # And from then on these are the ones that were judged.
+    remember(found, environ(folder))
+    remembered_only(folder)
+    assert orders(["CPU-0"], [], environ(folder)).settings.log_level == "error"
+
+
+@pytest.mark.parametrize("variable", ["PRELOADD_DEADLINES_STOP_S", "PRELOADD_GROUP"])
+def test_another_environment_is_judged(folder, variable):
+    lived(folder)
+    remembered_only(folder)
+    found = orders(["CPU-0"], [], {**environ(folder), variable: "5"})
+    assert found.settings.log_level == "info"
+
+
+def test_another_version_judges_anew(folder, monkeypatch):
+    lived(folder)
+    remembered_only(folder)
+    monkeypatch.setattr("preloadd.rank.sources.__version__", "9.9.9")
+    assert orders(["CPU-0"], [], environ(folder)).settings.log_level == "info"
+
+
+def test_record_of_a_version_that_knew_no_fingerprints_is_no_reason_not_to_judge(folder):
+    lived(folder)
+    remembered_only(folder)
+    record = folder / "run" / RUNNING
+    known = msgspec.json.decode(record.read_bytes())
+    del known["made_from"]
+    record.write_bytes(msgspec.json.encode(known))
+    assert orders(["CPU-0"], [], environ(folder)).settings.log_level == "info"
+
+
+def test_files_that_cannot_be_read_are_not_those_of_before(folder):
+    before = lived(folder)
+    assert before.made_from
+    other = folder / "etc/groups.d/b.toml"
+    other.mkdir()
+    found = orders(["CPU-0"], [], environ(folder))
+    assert (found.settings, found.made_from) == (before.settings, "")
+    remember(found, environ(folder))
+    remembered_only(folder)
+    # Twice not known is not the same.
+    assert orders(["CPU-0"], [], environ(folder)).settings.log_level == "info"
+
+
+def test_files_are_those_of_before_again_once_they_are_mended(folder, caplog):
+    """What a broken file stood in for is remembered with the files that it was made from."""
+    before = lived(folder)
+    path = folder / "etc/groups.d/a.toml"
+    path.rename(folder / "aside")
+    path.write_text("= =")
+    remember(orders(["CPU-0"], [], environ(folder)), environ(folder))
+    assert "going on with the settings of before" in caplog.text
+    caplog.clear()
+    (folder / "aside").replace(path)
+    assert orders(["CPU-0"], [], environ(folder)).settings == before.settings
+    assert caplog.text == ""
+
+
+def test_model_and_users_are_looked_up_anew_though_the_files_are_the_same(folder, caplog):
+    cache = folder / "hub/models--org--m"
+    for commit in ("a" * 40, "b" * 40):
+        (cache / "snapshots" / commit).mkdir(parents=True)
+    (cache / "refs").mkdir()
+    (cache / "refs/main").write_text("a" * 40)
+    path = group(folder, '[access]\nusers = ["root"]')
+    path.write_text(path.read_text().replace(f"{folder}/model", "org/m"))
+    where = {**environ(folder), "HF_HUB_CACHE": str(folder / "hub")}
+    before = orders(["CPU-0"], [], where)
+    stale = dataclasses.replace(before, policy=Policy(before.policy.owner, frozenset({4242})))
+    remember(stale, where)
+    remembered_only(folder)
+    (cache / "refs/main").write_text("b" * 40)
+    found = orders(["CPU-0"], [], where)
+    assert found.settings.log_level == "error"
+    assert found.settings.model.path == str(cache / "snapshots" / ("b" * 40))
+    assert found.policy == before.policy
+    (cache / "refs/main").unlink()
+    assert orders(["CPU-0"], [], where).settings.model.path == before.settings.model.path
+    assert "going on with the settings of before" in caplog.text
 
 
 def test_rank_that_was_taken_out_of_its_group_does_not_go_on(folder):
