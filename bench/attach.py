@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import signal
 import statistics
 import sys
 import tempfile
@@ -52,7 +50,7 @@ def main() -> int:
 def measure(model: Path, runs: int) -> dict[str, float]:
     """Times in milliseconds, memory in MB."""
     with tempfile.TemporaryDirectory(prefix="preloadd-bench-") as folder:
-        with Daemon(model, Path(folder)) as daemon:
+        with Daemon(model, Path(folder), "CPU-0", "--memory", "host") as daemon:
             options = {"memory": "host", "socket_dir": daemon.sockets}
 
             def attach() -> None:
@@ -83,12 +81,9 @@ def measure(model: Path, runs: int) -> dict[str, float]:
 
 def adoption_ms(daemon: Daemon) -> float:
     """Kill the rank; from the start of its next process to its readiness."""
-    old = daemon.status().pid
-    os.kill(old, signal.SIGKILL)
-    told = daemon.wait_serving(other_than=old)
-    assert told.adopted
-    assert told.counters["bytes_read"] == 0
-    return 1000 * (told.ready_s + daemon.age_s(told.pid) - told.uptime_s)
+    adopted = daemon.kill_rank()
+    assert adopted.bytes_read == 0
+    return 1000 * adopted.seconds
 
 
 def median_ms(act: Callable[[], None], runs: int) -> float:

@@ -1,62 +1,140 @@
-"""A foreground group for benchmarks: started, asked, ended."""
+"""Foreground groups for benchmarks and tests: started, asked, killed, ended."""
 
 from __future__ import annotations
 
-import contextlib
 import os
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 from preloadd.errors import PreloadError
+from preloadd.linux.owner import Owner
 from preloadd.protocol.messages import StatusTold
 from preloadd.transport.status import ask_status
 
-PATIENCE_S = 120.0
+PATIENCE_S = 90.0
+END_S = 60.0
+HANG_UP_S = 0.2
+"""Until a rank has closed a connection that its peer has closed."""
 
 
-class Daemon:
-    """`preloadd run --restart-ranks` on one model, as long as the block lasts; in host memory
-    unless `flags` say otherwise."""
+class Group(Owner):
+    """`preloadd run` on one model, as its users start it, until closed. `sockets` is the folder of
+    its ranks; what it and they say is kept in a file of `folder`."""
 
-    def __init__(self, model: Path, folder: Path, *flags: str) -> None:
+    def __init__(
+        self, model: Path, folder: Path, *flags: str, environ: Mapping[str, str] | None = None
+    ) -> None:
         self.sockets = folder / "sockets"
-        self._argv = [sys.executable, "-m", "preloadd", "run", "--restart-ranks"]
-        self._argv += ["--memory", "host", *flags]
-        self._argv += ["--log-level", "warning", "--model", os.fspath(model)]
-        self._argv += ["--weight-cache-socket-dir", os.fspath(self.sockets)]
-        self._process: subprocess.Popen[bytes] | None = None
+        self._told = folder / "told"
+        argv = [sys.executable, "-m", "preloadd", "run", "--model", os.fspath(model), *flags]
+        argv += ["--weight-cache-socket-dir", os.fspath(self.sockets)]
+        with self._told.open("wb") as told:
+            self.process = subprocess.Popen(
+                argv, env=environ, stdin=subprocess.DEVNULL, stdout=told, stderr=told
+            )
 
-    def status(self, instance: str = "CPU-0") -> StatusTold:
-        """What the rank tells of itself."""
+    @property
+    def told(self) -> str:
+        """All that it and its ranks said."""
+        return self._told.read_text(errors="replace")
+
+    def status(self, instance: str) -> StatusTold:
+        """What a rank tells of itself."""
         return ask_status(self.sockets / instance / "rank.sock", timeout=5.0)
 
-    def wait_serving(self, *, other_than: int = 0) -> StatusTold:
-        """The status of the rank once it serves from another process than `other_than`."""
+    def serving(self, *instances: str, other_than: int = 0) -> list[StatusTold]:
+        """What its ranks tell, once all of them serve, from other processes than `other_than`.
+
+        ChildProcessError at once if the group ends, TimeoutError if it takes too long.
+        """
+
+        def serves(told: StatusTold) -> bool:
+            return told.state == "serving" and told.pid != other_than
+
         deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
-            with contextlib.suppress(PreloadError):
-                told = self.status()
-                if told.state == "serving" and told.pid != other_than:
+            with suppress(PreloadError):
+                told = [self.status(instance) for instance in instances]
+                if all(map(serves, told)):
                     return told
-            time.sleep(0.01)
-        raise TimeoutError("the daemon does not serve")
+            if self.process.poll() is not None:
+                raise ChildProcessError(f"it ended with {self.process.returncode}:\n{self.told}")
+            time.sleep(0.005)
+        raise TimeoutError(f"it does not serve:\n{self.told}")
 
-    @staticmethod
-    def age_s(pid: int) -> float:
-        """Seconds since the process was started, its interpreter's start included."""
-        started = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
-        uptime = float(Path("/proc/uptime").read_text().split()[0])
-        return uptime - started / os.sysconf("SC_CLK_TCK")
+    def ended(self) -> int:
+        """Its exit status, once it has ended."""
+        return self.process.wait(END_S)
+
+    def close(self) -> None:
+        """Have it end, by force if it does not."""
+        self.process.terminate()
+        try:
+            self.ended()
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            raise
+
+
+@dataclass(frozen=True, slots=True)
+class Adopted:
+    """How a rank came back: when its process was killed, when the next served, both on the
+    monotonic clock; and the seconds that the next needed from its start."""
+
+    killed: float
+    served: float
+    seconds: float
+    bytes_read: int
+
+
+class Daemon(Group):
+    """One rank of a group that restarts its ranks, and so is their fd store. `instance` is the
+    GPU's UUID, or CPU-0. In a block it serves from the start."""
+
+    def __init__(self, model: Path, folder: Path, instance: str, *flags: str) -> None:
+        super().__init__(model, folder, "--restart-ranks", "--log-level", "warning", *flags)
+        self.instance = instance
 
     def __enter__(self) -> Self:
-        self._process = subprocess.Popen(self._argv, stdout=subprocess.DEVNULL)
-        self.wait_serving()
+        try:
+            self.serving(self.instance)
+        except BaseException:
+            self.close()
+            raise
         return self
 
-    def __exit__(self, *_: object) -> None:
-        assert self._process is not None
-        self._process.terminate()
-        self._process.wait(PATIENCE_S)
+    def status(self, instance: str = "") -> StatusTold:
+        """What its rank tells of itself, or another one of the group."""
+        return super().status(instance or self.instance)
+
+    def kill_rank(self) -> Adopted:
+        """SIGKILL for the rank, and wait until it serves again."""
+        old = self.status().pid
+        killed = time.monotonic()
+        os.kill(old, signal.SIGKILL)
+        (told,) = self.serving(self.instance, other_than=old)
+        served = time.monotonic()
+        if not told.adopted:
+            raise ChildProcessError("the rank loaded anew instead of adopting")
+        return Adopted(killed, served, start_s(told), told.counters["bytes_read"])
+
+    def descriptors(self) -> int:
+        """How many the rank has open, while nobody asks it anything."""
+        folder = f"/proc/{self.status().pid}/fd"
+        time.sleep(HANG_UP_S)
+        return len(os.listdir(folder))  # noqa: PTH208 - names suffice
+
+
+def start_s(told: StatusTold) -> float:
+    """Seconds from the start of a rank's process until it served, its interpreter's included."""
+    started = int(Path(f"/proc/{told.pid}/stat").read_text().rpartition(")")[2].split()[19])
+    uptime = float(Path("/proc/uptime").read_text().split()[0])
+    return told.ready_s + uptime - started / os.sysconf("SC_CLK_TCK") - told.uptime_s

@@ -31,6 +31,7 @@ from bench.demo.model import make_model
 REQUEST = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 PATIENCE_S = 30.0
 RANKS = 3
+FLAGS = ("--memory", "host", "--tensor-parallel-size", str(RANKS))
 
 
 def main() -> int:
@@ -48,7 +49,7 @@ def measure(model: Path, requests: int, rate: float) -> dict[str, float]:
     """The figures of one run."""
     with (
         tempfile.TemporaryDirectory(prefix="preloadd-bench-") as folder,
-        Daemon(model, Path(folder), "--tensor-parallel-size", str(RANKS)) as daemon,
+        Daemon(model, Path(folder), "CPU-0", *FLAGS) as daemon,
         supervising(daemon.sockets) as port,
         stopped(daemon.status("CPU-1").pid) as since,
     ):

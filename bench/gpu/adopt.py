@@ -22,9 +22,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from bench.daemon import Adopted, Daemon
 from bench.gpu.checkpoints import GIB, dense, digests
-from bench.gpu.child import Child, ChildError
-from bench.gpu.daemon import Adopted, Daemon
+from bench.gpu.child import Actor, ChildError
 from bench.gpu.engine import Computed, Engine
 from bench.gpu.meter import MIB, Meter
 from bench.gpu.session import Session, run
@@ -154,7 +154,7 @@ class _Adoption:
         report = self._session.report
         wanted = self._start + self._daemon.status().arena_bytes
         meter.back_to(wanted)
-        report.figure(part, "processes with a CUDA context", meter.processes(), at_most=0)
+        report.figure(part, "processes with a CUDA context", len(meter.contexts()), at_most=0)
         seen = _Watch(meter)
         time.sleep(ALONE_S)
         self._kill()
@@ -167,7 +167,7 @@ class _Adoption:
         report.nothing(part, f"{what}, after a kill and an adoption", meter.settled() - wanted)
 
     @contextmanager
-    def _engine(self) -> Iterator[Child]:
+    def _engine(self) -> Iterator[Actor]:
         """One that is attached."""
         with self._session.engine(self._model, self._daemon) as engine:
             engine.ready().ask(Engine.attach)
@@ -191,7 +191,7 @@ class _Adoption:
                 writer.kill()
         return ""
 
-    def _verify(self, part: str, what: str, engine: Child) -> None:
+    def _verify(self, part: str, what: str, engine: Actor) -> None:
         expected = self._expected()
         started = time.monotonic()
         found = engine.ask(Engine.digests)

@@ -23,10 +23,10 @@ from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 
+from bench.daemon import Daemon
 from bench.gpu import ipc
 from bench.gpu.checkpoints import GIB, sparse
-from bench.gpu.child import Child
-from bench.gpu.daemon import Daemon
+from bench.gpu.child import Actor
 from bench.gpu.engine import Engine
 from bench.gpu.meter import MIB, Meter
 from bench.gpu.report import Report
@@ -156,9 +156,9 @@ class _Size:
         path = str(session.scratch / f"ipc-{self._tensors}-{self._nbytes}.sock")
         found = {how: Times() for how in NAMES}
         with ExitStack() as undo:
-            server = undo.enter_context(Child(ipc.Server, path)).ready()
+            server = undo.enter_context(Actor(ipc.Server, path)).ready()
             clients = {
-                how: [undo.enter_context(Child(ipc.Client, path)) for _ in range(session.runs)]
+                how: [undo.enter_context(Actor(ipc.Client, path)) for _ in range(session.runs)]
                 for how in NAMES
             }
             for client in chain.from_iterable(clients.values()):
@@ -176,7 +176,7 @@ class _Size:
         return found
 
 
-def _grown(engine: Child, times: Times, meter: Meter | None) -> int:
+def _grown(engine: Actor, times: Times, meter: Meter | None) -> int:
     """Attach for the first time; what that adds to the device's memory."""
     before = meter.used() if meter else 0
     times.first.append(engine.ask(Engine.attach))
@@ -185,12 +185,12 @@ def _grown(engine: Child, times: Times, meter: Meter | None) -> int:
     return after - before
 
 
-def _right(engine: Child) -> int:
+def _right(engine: Actor) -> int:
     engine.ask(Engine.attach)
     return int(engine.ask(Engine.heads))
 
 
-def _fetch(client: Child, how: bytes, times: Times, meter: Meter) -> int:
+def _fetch(client: Actor, how: bytes, times: Times, meter: Meter) -> int:
     """Both figures of one client, and what it adds to the device's memory."""
     before = meter.used()
     times.first.append(client.ask(ipc.Client.attach, how))

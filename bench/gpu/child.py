@@ -6,25 +6,39 @@ CUDA goes, and starts in a fraction of the time. This process itself never has a
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from typing import Any, Self
 
+from preloadd.linux.owner import Owner
+
 READY_S = 90.0
 ANSWER_S = 60.0
-END_S = 10.0
+END_S = 20.0
+LONGEST = 500
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 
 
 class ChildError(Exception):
     """A child ended, stayed silent, or says why it could not do it."""
+
+
+class Raised(ChildError):
+    """What a function raised in a child: its class, preloadd's code if it has one, its text. Where
+    it was raised is a note."""
+
+    def __init__(self, kind: str, code: str, text: str, trace: str) -> None:
+        self.kind, self.code, self.text = kind, code, text
+        super().__init__(f"{kind}: {' '.join(text.split())[:LONGEST]}")
+        self.add_note(trace)
 
 
 def prepare(modules: list[str]) -> None:
@@ -35,55 +49,45 @@ def prepare(modules: list[str]) -> None:
     forkserver.ensure_running()
 
 
-class Child:
-    """One process with one object in it, as long as the block lasts; calls are its methods.
+class Child(Owner):
+    """A process to call functions in. `environ` changes its environment; None removes a name."""
 
-    It starts by itself; `ready` waits until the object is made.
-    """
-
-    def __init__(
-        self, make: Callable[..., object], *given: object, environ: Mapping[str, str] | None = None
-    ) -> None:
-        self.name = getattr(make, "__name__", str(make))
+    def __init__(self, environ: Mapping[str, str | None] | None = None) -> None:
         self._calls, theirs = _CONTEXT.Pipe()
-        arguments = (theirs, make, given, dict(environ or {}))
+        arguments = (theirs, dict(environ or {}))
         self._process = _CONTEXT.Process(target=_serve, args=arguments, daemon=True)
         self._process.start()
         theirs.close()
 
     @property
     def pid(self) -> int:
-        """Its process."""
+        """Its number."""
         assert self._process.pid is not None
         return self._process.pid
 
-    def ready(self, timeout: float = READY_S) -> Self:
-        """Wait until it is ready; ChildError if it cannot be, or not in time."""
-        self.answer(timeout)
-        return self
+    def __call__(self, function: Callable[..., Any], *given: Any, **named: Any) -> Any:
+        """What `function` returns there; errors as of `begin` and `result`."""
+        self.begin(function, *given, **named)
+        return self.result()
 
-    def ask(self, method: Callable[..., Any], *given: Any, timeout: float = ANSWER_S) -> Any:
-        """What the method returns there; ChildError if it raises, or there is no answer in time."""
-        self.tell(method, *given)
-        return self.answer(timeout)
-
-    def tell(self, method: Callable[..., Any], *given: Any) -> None:
-        """Have it run a method; `answer` is to be asked for before the next."""
+    def begin(self, function: Callable[..., Any], *given: Any, **named: Any) -> None:
+        """Have it run; `result` is to be asked for before the next call."""
         try:
-            self._calls.send((method, given))
+            self._calls.send((function, given, named))
         except OSError:
             raise self._ended() from None
 
-    def answer(self, timeout: float = ANSWER_S) -> Any:
-        """What comes of what it was told."""
+    def result(self, timeout: float = ANSWER_S) -> Any:
+        """What the function that was begun returns; Raised if it raises, ChildError if its process
+        ended, or there is no answer in time."""
         if not self._calls.poll(timeout):
-            raise ChildError(f"{self.name}: no answer within {timeout:.0f} s")
+            raise ChildError(f"process {self.pid}: no answer within {timeout:.0f} s")
         try:
-            good, told = self._calls.recv()
+            is_good, told = self._calls.recv()
         except (EOFError, ConnectionError):
             raise self._ended() from None
-        if not good:
-            raise ChildError(f"{self.name}: {told}")
+        if not is_good:
+            raise Raised(*told)
         return told
 
     def kill(self) -> None:
@@ -91,49 +95,81 @@ class Child:
         self._process.kill()
         self._process.join(END_S)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Have it end as a program ends; by force if it does not."""
-        with contextlib.suppress(OSError):
+    def close(self) -> None:
+        """Have it end as a program ends, by force if it does not; again, nothing."""
+        if self._calls.closed:
+            return
+        with suppress(OSError):
             self._calls.send(None)
         self._process.join(END_S)
         self.kill()
+        self._process.close()
         self._calls.close()
 
     def _ended(self) -> ChildError:
         self._process.join(END_S)
         code = self._process.exitcode
         how = signal.Signals(-code).name if code and code < 0 else f"exit status {code}"
-        return ChildError(f"{self.name}: it ended with {how}")
+        return ChildError(f"process {self.pid}: it ended with {how}")
 
 
-def _serve(
-    calls: Connection,
-    make: Callable[..., object],
-    given: tuple[object, ...],
-    environ: dict[str, str],
-) -> None:
-    os.environ.update(environ)
+class Actor(Child):
+    """A child with one object in it, of which methods are called.
+
+    It starts by itself; `ready` waits until the object is made.
+    """
+
+    def __init__(
+        self, make: Callable[..., object], *given: object, environ: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(environ)
+        self.begin(_make, make, given)
+
+    def ready(self) -> Self:
+        """Wait until it is ready; ChildError if it cannot be, or not in time."""
+        self.result(READY_S)
+        return self
+
+    def ask(self, method: Callable[..., Any], *given: Any) -> Any:
+        """What the method returns there; errors as of `result`."""
+        return self(_call, method, given)
+
+    def tell(self, method: Callable[..., Any], *given: Any) -> None:
+        """Have it run a method; `result` is to be asked for before the next."""
+        self.begin(_call, method, given)
+
+
+_made: list[object] = []
+"""In a child: the object of its actor."""
+
+
+def _make(make: Callable[..., object], given: tuple[object, ...]) -> None:
     os.dup2(2, 1)  # what libraries print is no figure
-    made = _answer(calls, make, given)
-    with contextlib.suppress(EOFError):
-        while made is not None and (call := calls.recv()) is not None:
-            method, arguments = call
-            _answer(calls, method, (made, *arguments), keep=False)
+    _made.append(make(*given))
+
+
+def _call(method: Callable[..., Any], given: tuple[object, ...]) -> Any:
+    return method(_made[-1], *given)
+
+
+def _serve(calls: Connection, environ: Mapping[str, str | None]) -> None:
+    for name, value in environ.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+    with suppress(EOFError):
+        while (call := calls.recv()) is not None:
+            _answer(calls, *call)
     sys.stderr.flush()
 
 
 def _answer(
-    calls: Connection, act: Callable[..., Any], given: tuple[object, ...], *, keep: bool = True
-) -> Any:
-    """Run, and send what comes of it, or that it is made and kept here."""
+    calls: Connection, function: Callable[..., Any], given: tuple[Any, ...], named: dict[str, Any]
+) -> None:
     try:
-        found = act(*given)
-        calls.send((True, None if keep else found))
-    except Exception as error:  # noqa: BLE001 - whoever asked is told
-        text = " ".join(str(error).split())
-        calls.send((False, f"{type(error).__name__}: {text[:500]}"))
-        return None
-    return found
+        calls.send((True, function(*given, **named)))
+    except Exception as error:  # noqa: BLE001 - all is for whoever asked to see
+        code = str(getattr(error, "code", ""))
+        told = (type(error).__name__, code, str(error), traceback.format_exc())
+        calls.send((False, told))

@@ -21,8 +21,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.daemon import Daemon
 from bench.gpu.checkpoints import GIB, sparse
-from bench.gpu.daemon import Daemon
 from bench.gpu.engine import Engine
 from bench.gpu.meter import NOTHING
 from bench.gpu.session import Session, run
@@ -102,7 +102,7 @@ class _Leaks:
             started = time.monotonic()
             for engine in engines:
                 engine.tell(Engine.attach)
-            took = [engine.answer() for engine in engines]
+            took = [engine.result() for engine in engines]
             seconds = time.monotonic() - started
             leases = self._daemon.status().lease_count
             right = [engine.ask(Engine.heads) for engine in engines]

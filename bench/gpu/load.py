@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.gpu.checkpoints import GIB, dense, evict, part_of, resident, shards
-from bench.gpu.child import Child, ChildError
+from bench.gpu.child import Actor, ChildError
 from bench.gpu.disk import read_rate
 from bench.gpu.filling import Filling
 from bench.gpu.loaders import LIBRARIES, LOAD_FILE, Loading, Way
@@ -35,7 +35,7 @@ from bench.gpu.session import Session, run
 WARM = 0.85
 COLD = 0.9
 THREADS = (8, 16)
-FEWEST = 3
+FEWEST = 5
 LIBRARY_S = 25.0
 COLD_SHARE = 0.02
 SWEEP = [
@@ -112,7 +112,7 @@ class _Load:
         if self._session.meter is None:
             self._report.absent(part, "pinned host-to-device copy", "needs a GPU")
             return
-        with Child(Loading) as loading:
+        with Actor(Loading) as loading:
             loading.ready()
             found = loading.ask(Loading.pinned_rate, self._runs)
         what = "pinned host-to-device copy"
@@ -175,7 +175,7 @@ class _Load:
         paths = shards(self._model)
         read_rate(paths, threads=max(THREADS))
         found = {}
-        with Child(Filling, str(self._model)) as filling:
+        with Actor(Filling, str(self._model)) as filling:
             filling.ready()
             filling.ask(Filling.fill, 8, 16 * MIB, 0)
             for threads, mib, buffers in SWEEP:
@@ -198,7 +198,7 @@ class _Load:
         deadline = time.monotonic() + LIBRARY_S
         rates: list[float] = []
         try:
-            with Child(Loading, environ=way.environ) as loading:
+            with Actor(Loading, environ=way.environ) as loading:
                 loading.ready()
                 loading.ask(Loading.load, way.load, paths)
                 while len(rates) < self._runs and (
@@ -210,6 +210,8 @@ class _Load:
                 self._report.absent(part, "load to the GPU", str(error))
                 return
         what = f"{len(paths)} files to the GPU, page cache warm"
+        if len(rates) < min(FEWEST, self._runs):
+            what += f"; gave up after {len(rates)}"
         self._others[way.name] = self._report.figure(part, what, rates, "GB/s")
 
     def _loads(self, model: Path, runs: int, before: Callable[[], None]) -> Native:

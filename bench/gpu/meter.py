@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 
 import pynvml
@@ -18,25 +19,30 @@ NOTHING = 2 * MIB - 1
 class Meter(Owner):
     """One GPU's memory. NVML stays open, so the device stays initialised throughout."""
 
-    def __init__(self, gpu: str = "") -> None:
-        """`gpu` is a UUID, empty for the first that NVML lists. LookupError if there is none."""
+    def __init__(self, gpu: str | int = 0) -> None:
+        """`gpu` is a UUID, or its number in NVML's list. LookupError if there is no such GPU."""
         try:
             pynvml.nvmlInit()
-            if gpu:
+            if isinstance(gpu, str):
                 self._handle = pynvml.nvmlDeviceGetHandleByUUID(gpu)
             else:
-                self._handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+                self._handle = pynvml.nvmlDeviceGetHandleByIndex(gpu)
             self.uuid: str = pynvml.nvmlDeviceGetUUID(self._handle)
         except pynvml.NVMLError as error:
-            raise LookupError(f"no GPU {gpu}".rstrip() + f" to measure on: {error}") from error
+            raise LookupError(f"no GPU {gpu} to measure on: {error}") from error
 
     def used(self) -> int:
         """Bytes in use, the driver's own included: only differences mean something."""
         return int(pynvml.nvmlDeviceGetMemoryInfo(self._handle).used)
 
-    def processes(self) -> int:
-        """How many processes have a CUDA context there, as far as NVML sees them."""
-        return len(pynvml.nvmlDeviceGetComputeRunningProcesses(self._handle))
+    def contexts(self) -> set[int]:
+        """The other processes that have a CUDA context there, as far as NVML sees them."""
+        told = pynvml.nvmlDeviceGetComputeRunningProcesses(self._handle)
+        return {process.pid for process in told} - {os.getpid()}
+
+    def minor(self) -> int:
+        """N of the node /dev/nvidiaN."""
+        return int(pynvml.nvmlDeviceGetMinorNumber(self._handle))
 
     def settled(self) -> int:
         """Bytes in use once they have stayed the same for half a second.

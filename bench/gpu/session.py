@@ -14,8 +14,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.gpu.child import Child, ChildError, prepare
-from bench.gpu.daemon import Daemon
+from bench.daemon import Daemon
+from bench.gpu.child import Actor, ChildError, prepare
 from bench.gpu.engine import Engine
 from bench.gpu.loaders import Loading
 from bench.gpu.meter import Meter
@@ -59,17 +59,17 @@ class Session:
             self.report.failed(name, f"{type(error).__name__}: {error}")
 
     def daemon(self, model: Path) -> Daemon:
-        """A rank for `model` where this run wants it, not started yet."""
+        """A rank for `model` where this run wants it, that has begun to load."""
         folder = Path(tempfile.mkdtemp(dir=self.scratch))
         if self.meter is None:
-            return Daemon(model, folder, HOST_INSTANCE)
+            return Daemon(model, folder, HOST_INSTANCE, "--memory", HOST)
         flags = ("--memory", "cuda", "--gpus", self.meter.uuid)
         return Daemon(model, folder, self.meter.uuid, *flags)
 
-    def engine(self, model: Path, daemon: Daemon) -> Child:
+    def engine(self, model: Path, daemon: Daemon) -> Actor:
         """An engine process for what `daemon` holds; it gets ready by itself."""
         memory = HOST if self.meter is None else "auto"
-        return Child(Engine, os.fspath(model), os.fspath(daemon.sockets), memory)
+        return Actor(Engine, os.fspath(model), os.fspath(daemon.sockets), memory)
 
     @contextmanager
     def holes(self) -> Iterator[Path]:
@@ -121,9 +121,9 @@ def run(
 def _session(parsed: argparse.Namespace, report: Report, undo: ExitStack) -> Session:
     meter = None
     if parsed.memory != HOST:
-        meter = undo.enter_context(Meter(parsed.gpu))
+        meter = undo.enter_context(Meter(parsed.gpu or 0))
         report.facts.update(meter.facts())
-        with Child(Loading) as first:
+        with Actor(Loading) as first:
             # What the driver takes for itself at the first context stays with it.
             first.ready()
     scratch = Path(tempfile.mkdtemp(prefix="preloadd-bench-"))

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from preloadd.admin.service import Service
 from preloadd.config.files import Fault
 from preloadd.config.group import Group
-from preloadd.domain.devices import Probe, joined, unseen_slices
+from preloadd.domain.devices import Probe, further_looks, joined
 from preloadd.domain.settings import Memory
 from preloadd.transport.probe import PROBE, told
 
-_VISIBLE = "CUDA_VISIBLE_DEVICES"
 _REMEDY = "`nvidia-smi -L` lists all; see docs/operators/gpus.md"
 
 
@@ -19,10 +18,10 @@ def faults(group: Group, file: str, trial: Service, python: str) -> Iterator[Fau
     """What keeps the group's devices from holding its weights, seen as `trial` by `python`."""
     if group.backend is Memory.HOST:
         return
-    probe = _probe(trial, python)
-    # Daemons set the variable themselves; of several parts of a GPU one is seen at a time.
-    alone = unseen_slices(probe, group.gpus, None)
-    seen = joined([probe, *(_probe(trial, python, name) for name in alone)])
+    first = _probe(trial, python, {})
+    # As if nothing hid a GPU: daemons themselves say to a loader what it is to see.
+    others = [_probe(trial, python, each) for each in further_looks(first, group.gpus, {})]
+    seen = joined([first, *others])
     by_id = {device.id: device for device in seen.devices}
     for number, device in enumerate(group.gpus):
         if device not in by_id:
@@ -34,9 +33,9 @@ def faults(group: Group, file: str, trial: Service, python: str) -> Iterator[Fau
         yield Fault(file, f"gpus[{number}]", f"{text} ({_REMEDY})")
 
 
-def _probe(trial: Service, python: str, visible: str = "") -> Probe:
+def _probe(trial: Service, python: str, environ: Mapping[str, str]) -> Probe:
     command = [python, "-P", "-m", "preloadd.loader", PROBE]
-    why, said = trial.answer(command, **({_VISIBLE: visible} if visible else {}))
+    why, said = trial.answer(command, **environ)
     return Probe(problem=why) if why else told(command, 0, said)
 
 

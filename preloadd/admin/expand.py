@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from preloadd.config.files import Table
-from preloadd.config.group import ALL, is_full
+from preloadd.config.group import is_full
+from preloadd.domain.devices import ALL
 from preloadd.errors import ConfigError
 
 # The list may go over several lines, and hold comments; strings in it hold no brackets.

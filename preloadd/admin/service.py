@@ -5,16 +5,16 @@ from __future__ import annotations
 import inspect
 import os
 import pwd
-import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import preloadd
 from preloadd.admin import readable
 from preloadd.config.files import Fault, unreadable
+from preloadd.linux.asking import ask
+from preloadd.linux.process import Identity
 
 TIMEOUT_S = 60.0
 PACKAGE_ROOT = Path(preloadd.__file__).parents[1]
@@ -24,12 +24,13 @@ PACKAGE_ROOT = Path(preloadd.__file__).parents[1]
 class Service:
     """The user and the environment that daemons have.
 
-    `stands_in` says that things are tried as another user, because only root can become that one.
+    `identity` is who to become for that, None if this process stays who it is. `stands_in` says
+    that this is another user, because only root can become that one.
     """
 
     user: str
     environ: Mapping[str, str]
-    identity: Mapping[str, Any]
+    identity: Identity | None
     stands_in: bool
 
     def cannot_read(self, folder: Path, python: str) -> str:
@@ -54,37 +55,32 @@ class Service:
         """What a command says last when it fails, empty if it does not, and what it wrote to its
         standard output; with `more` in its environment."""
         try:
-            done = subprocess.run(  # noqa: S603 the administrator's own interpreter
+            told = ask(
                 command,
-                env={**self.environ, **more},
-                cwd="/",
-                capture_output=True,
-                check=False,
+                {**self.environ, **more},
                 timeout=TIMEOUT_S,
-                stdin=subprocess.DEVNULL,
-                **self.identity,
+                identity=self.identity,
+                cwd="/",
             )
+        except TimeoutError as error:
+            return str(error), b""
         except OSError as error:
             return f"{command[0]}: {error.strerror}", b""
-        except subprocess.TimeoutExpired:
-            return f"{command[0]} did not finish within {TIMEOUT_S:g} s", b""
-        if done.returncode == 0:
-            return "", done.stdout
-        text = done.stderr.decode(errors="replace")
-        lines = [line.strip() for line in text.splitlines() if line.strip()]
-        return lines[-1] if lines else f"{command[0]} ended with status {done.returncode}", b""
+        if told.status == 0:
+            return "", told.said
+        return told.complaint or f"{command[0]} ended with status {told.status}", b""
 
     @contextmanager
     def _acting(self) -> Iterator[None]:
         """This process may do what the user may; it has no other threads."""
-        if not self.identity:
+        if self.identity is None:
             yield
             return
         mine = os.getgroups(), os.getegid(), os.geteuid()
         try:
-            os.setgroups(self.identity["extra_groups"])
-            os.setegid(self.identity["group"])
-            os.seteuid(self.identity["user"])
+            os.setgroups(self.identity.groups)
+            os.setegid(self.identity.group)
+            os.seteuid(self.identity.user)
             yield
         finally:
             groups, group, user = mine
@@ -99,16 +95,13 @@ def service(user: str, environ: Mapping[str, str]) -> Service:
     try:
         entry = pwd.getpwnam(user)
     except KeyError:
-        return Service(user, environ, {}, stands_in=True)
+        return Service(user, environ, None, stands_in=True)
     if entry.pw_uid == os.geteuid():
-        return Service(user, environ, {}, stands_in=False)
+        return Service(user, environ, None, stands_in=False)
     if os.geteuid() != 0:
-        return Service(user, environ, {}, stands_in=True)
-    identity = {
-        "user": entry.pw_uid,
-        "group": entry.pw_gid,
-        "extra_groups": os.getgrouplist(user, entry.pw_gid),
-    }
+        return Service(user, environ, None, stands_in=True)
+    groups = tuple(os.getgrouplist(user, entry.pw_gid))
+    identity = Identity(entry.pw_uid, entry.pw_gid, groups)
     return Service(user, environ, identity, stands_in=False)
 
 

@@ -26,12 +26,12 @@ from preloadd.config.strict import (
     later,
     listed,
 )
+from preloadd.domain.devices import ALL
 from preloadd.domain.ids import DeviceId, Instance, device_id, on_host
 from preloadd.domain.placement import ExpertPlacement, Parallel
 from preloadd.domain.settings import CHUNK_BYTES, Access, Memory
 from preloadd.errors import ConfigError
 
-ALL = "all"
 APPLY = "`preloadd admin config apply`"
 
 # As drivers write them: NVIDIA's, and AMD's shorter one.

@@ -5,14 +5,19 @@ Only processes with the driver's libraries can look; they say what they see as J
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from preloadd.domain.amounts import size
 from preloadd.domain.ids import DeviceId
 from preloadd.domain.settings import Memory
 from preloadd.errors import NoSuchDevice
 
 ALL = "all"
+"""Every GPU, where GPUs are named."""
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+"""The variable that says which NVIDIA GPUs, and parts of them, a process sees."""
 
 _SLICE = "MIG-"
 
@@ -21,9 +26,9 @@ _SLICE = "MIG-"
 class Device:
     """One GPU, or a part of one (MIG), that a process sees. `id` is its UUID with the prefix.
 
-    `total` and `free` are bytes, `free` -1 where nobody tells without making a context; `minor` is
-    the number of its node `/dev/nvidiaN`, -1 if unknown; `persistence` is None where nobody tells.
-    `problem` says why its memory cannot be shared; empty if it can.
+    `total` is its memory in bytes; `minor` is the number of its node `/dev/nvidiaN`, -1 if unknown;
+    `persistence` is None where nobody tells. `problem` says why its memory cannot be shared; empty
+    if it can.
     """
 
     id: str
@@ -32,9 +37,14 @@ class Device:
     pci: str = ""
     minor: int = -1
     total: int = 0
-    free: int = -1
     persistence: bool | None = None
     problem: str = ""
+
+    @property
+    def described(self) -> str:
+        """Which one it is and what it is, for people."""
+        amount = f"({size(self.total)})" if self.total else ""
+        return " ".join(filter(None, (self.id, self.name, amount)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +63,15 @@ class Probe:
 def choose(probe: Probe, wanted: Sequence[str], count: int) -> tuple[DeviceId, ...]:
     """The `count` GPUs that `wanted` names in this order: UUIDs or unique beginnings of them.
 
-    None named, or `all`, means the first `count` in order. NoSuchDevice says what does not fit.
+    None named means the first `count` in order; `all` means every one, which must be `count`.
+    NoSuchDevice says what does not fit.
     """
     if not probe.devices:
         raise NoSuchDevice(f"{probe.problem or 'no GPU is seen'}{_hint(probe)}")
-    if not wanted or tuple(wanted) == (ALL,):
-        found = list(probe.devices)[:count]
+    if not wanted:
+        found = list(probe.devices[:count])
+    elif tuple(wanted) == (ALL,):
+        found = list(probe.devices)
     else:
         found = [_named(probe, text) for text in wanted]
     if len(found) != count or len({device.id for device in found}) != count:
@@ -73,23 +86,25 @@ def choose(probe: Probe, wanted: Sequence[str], count: int) -> tuple[DeviceId, .
     return tuple(DeviceId(device.id) for device in found)
 
 
-def unseen_slices(probe: Probe, wanted: Sequence[str], visible: str | None) -> tuple[str, ...]:
-    """Parts of GPUs (MIG) that can be there though `probe` does not see them.
+def further_looks(
+    first: Probe, wanted: Sequence[str], environ: Mapping[str, str]
+) -> list[dict[str, str]]:
+    """The environments in which to look again after `first`, which was seen in `environ`.
 
-    Of several, a process sees the first: each has to be looked for by itself. `wanted` are names
-    that somebody gave; `visible` is what CUDA_VISIBLE_DEVICES says, which hides the rest, if it is
-    set.
+    Of several parts of GPUs (MIG) a process sees the first: each has to be looked for by itself.
+    They are those in `wanted`, names that somebody gave, unless the environment shows others.
     """
+    visible = environ.get(VISIBLE)
     names = wanted if visible is None else [name.strip() for name in visible.split(",")]
-    return tuple(
-        name
+    return [
+        {**environ, VISIBLE: name}
         for name in dict.fromkeys(names)
-        if name.startswith(_SLICE) and not any(d.id.startswith(name) for d in probe.devices)
-    )
+        if name.startswith(_SLICE) and not any(d.id.startswith(name) for d in first.devices)
+    ]
 
 
 def joined(probes: Sequence[Probe]) -> Probe:
-    """What several processes saw, each device once; all else is as the first one told it."""
+    """What several looks saw, each device once; all else is as the first one told it."""
     devices = {device.id: device for probe in probes for device in probe.devices}
     return replace(probes[0], devices=tuple(devices.values()))
 

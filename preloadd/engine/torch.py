@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -17,14 +18,7 @@ from preloadd.engine.client import Attachment, Wanted, attach
 from preloadd.engine.native import WHOLE, NativeCheckpoint
 from preloadd.engine.options import Options
 from preloadd.engine.place import Place, open_place, spot
-from preloadd.frameworks.torch import (
-    copied,
-    device_name,
-    in_use,
-    synchronize,
-    views,
-    whole_chunk,
-)
+from preloadd.frameworks.torch import copied, device_name, in_use, views, whole_chunk
 from preloadd.linux.owner import Owner
 from preloadd.weights.checkpoint.digest_cache import cache_folder_of
 
@@ -42,14 +36,8 @@ class Weights(Owner):
         self.mode = mode
         self.device = device
         self._attachment: Attachment | None = attachment
-        arena = attachment.arena
-        self._chunks = [
-            whole_chunk(arena.chunk(i), device) for i in range(len(self.manifest.chunks))
-        ]
-        if mode is Mode.COPY:
-            self._chunks = [copied(chunk) for chunk in self._chunks]
-        self._in_use = [in_use(chunk) for chunk in self._chunks]
-        self.tensors: dict[str, torch.Tensor] = views(self.manifest, self._chunks)
+        self._in_use: list[Callable[[], bool]] = []
+        self._make_tensors(attachment)
 
     def take_over(self) -> None:
         """After a copy that is good: have the daemon free its own, and give the lease back.
@@ -73,12 +61,12 @@ class Weights(Owner):
         BufferError while tensors of it are in use elsewhere: then everything stays as it is.
         DeviceFailed where a GPU did not finish its work.
         """
-        synchronize(self.device)
-        self.tensors = {}
-        self._chunks = []
+        self._drop_tensors()
         try:
             self._end()
         except BufferError:
+            if self._attachment is not None:
+                self._make_tensors(self._attachment)
             raise BufferError(
                 "tensors of these weights are still in use, so they stay mapped and the lease "
                 "goes on: drop the tensors and the model, then close again"
@@ -90,9 +78,38 @@ class Weights(Owner):
             self._attachment.abandon()
             self._attachment = None
 
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.close()
+            return
+        # Its frames may hold tensors, and a lost device fails again: neither must hide how it
+        # began, nor keep the lease.
+        self._drop_tensors()
+        self.abandon()
+
     def __repr__(self) -> str:
         held = "held" if self._attachment is not None else "given back"
         return f"<{len(self.tensors)} tensors, {self.mode}, lease {held}>"
+
+    def _make_tensors(self, attachment: Attachment) -> None:
+        """Make tensors of the arena, beside those of it that are still in use."""
+        arena = attachment.arena
+        chunks = [
+            whole_chunk(arena.chunk(i), self.device) for i in range(len(self.manifest.chunks))
+        ]
+        if self.mode is Mode.COPY:
+            chunks = [copied(chunk) for chunk in chunks]
+        self._chunks = chunks
+        self._in_use = [used for used in self._in_use if used()] + [in_use(c) for c in chunks]
+        self.tensors: dict[str, torch.Tensor] = views(self.manifest, chunks)
+
+    def _drop_tensors(self) -> None:
+        self.tensors, self._chunks = {}, []
 
     def _end(self) -> None:
         if self._attachment is None:

@@ -232,23 +232,30 @@ def _quietly() -> Iterator[None]:
 
 
 _building = threading.Lock()
+_WARM_UP = "caching_allocator_warmup"
 
 
 @contextmanager
 def _without_warm_up() -> Iterator[None]:
     """Without the allocation in which transformers lets torch set aside GPU memory for all weights.
 
-    It serves copies, and the attached weights are not copied: the GPU would hold them twice.
+    It serves copies, and the attached weights are not copied: the GPU would hold them twice. Loads
+    of other threads keep theirs.
     """
     module: Any = modeling_utils
     with _building:
-        warm_up = module.caching_allocator_warmup
-        module.caching_allocator_warmup = _no_warm_up
+        warm_up = getattr(module, _WARM_UP, None)
+        if warm_up is None:  # not in every version
+            yield
+            return
+        builder = threading.get_ident()
+
+        def for_others(*given: object, **named: object) -> None:
+            if threading.get_ident() != builder:
+                warm_up(*given, **named)
+
+        setattr(module, _WARM_UP, for_others)
         try:
             yield
         finally:
-            module.caching_allocator_warmup = warm_up
-
-
-def _no_warm_up(*_: object) -> None:
-    """Stands in for `caching_allocator_warmup`."""
+            setattr(module, _WARM_UP, warm_up)

@@ -129,16 +129,6 @@ def copied(chunk: torch.Tensor) -> torch.Tensor:
         raise OutOfRoom(wanted=chunk.nbytes, free=free, limit=f"{chunk.device}") from error
 
 
-def synchronize(device: str) -> None:
-    """Wait until a GPU has done all it was given; DeviceFailed if it could not. CPUs need none."""
-    if torch.device(device).type != "cuda":
-        return
-    try:
-        torch.cuda.synchronize(device)
-    except RuntimeError as error:
-        raise DeviceFailed(f"{device}: {error}") from error
-
-
 def views(manifest: Manifest, chunks: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
     """Every tensor of the manifest by name, as a view of `chunks` (uint8, one a chunk, any device).
 

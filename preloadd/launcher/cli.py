@@ -53,8 +53,9 @@ Memory = Annotated[
         "memory",
         MODEL,
         "auto|host|cuda|hip",
-        "Where the weights live: in the memory of GPUs (hip: untested on hardware), or in host "
-        "memory; auto takes GPUs if one answers. Default: auto.",
+        "Where the weights live: in the memory of GPUs, NVIDIA's (cuda) or AMD's (hip: untested on "
+        "hardware), or in host memory; auto is cuda if such a GPU answers, else host. Default: "
+        "auto.",
     ),
 ]
 Gpus = Annotated[
@@ -63,8 +64,9 @@ Gpus = Annotated[
         "gpus",
         MODEL,
         "all|UUID[,UUID...]",
-        "GPU of each rank, by UUID or the beginning of one. Default: the first ones that CUDA "
-        "shows, as CUDA_VISIBLE_DEVICES has it.",
+        "GPU of each rank, by UUID or the beginning of one; all is every GPU that is seen, which "
+        "must be one for each rank. Default: the first ones that CUDA shows, as "
+        "CUDA_VISIBLE_DEVICES has it.",
     ),
 ]
 Reader = Annotated[

@@ -6,12 +6,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 
 from preloadd.config.run import Chosen, RunOptions
-from preloadd.domain.devices import Probe, choose, joined, unseen_slices
+from preloadd.domain.devices import Probe, choose, further_looks, joined
 from preloadd.domain.ids import DeviceId
 from preloadd.domain.settings import Memory, Reader
 from preloadd.errors import ConfigError, NoSuchDevice
-
-VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 Look = Callable[[Mapping[str, str]], Awaitable[Probe]]
 """Looks for GPUs in an environment."""
@@ -26,11 +24,9 @@ async def find(options: RunOptions, look: Look, environ: Mapping[str, str]) -> C
     """
     if options.memory == "host":
         return on_host(options.parallel.world)
-    probe = await look(environ)
-    # Several parts of GPUs are only seen one by one.
-    alone = unseen_slices(probe, options.gpus, environ.get(VISIBLE))
-    probes = [await look({**environ, VISIBLE: name}) for name in alone]
-    return judge(options, joined([probe, *probes]))
+    first = await look(environ)
+    others = [await look(each) for each in further_looks(first, options.gpus, environ)]
+    return judge(options, joined([first, *others]))
 
 
 def on_host(world: int, why: str = "") -> Chosen:
@@ -40,28 +36,36 @@ def on_host(world: int, why: str = "") -> Chosen:
 
 
 def judge(options: RunOptions, probe: Probe) -> Chosen:
-    """What `options` mean where there is what `probe` tells. Pure; errors as of `find`."""
-    wanted = None if options.memory == "auto" else Memory(options.memory)
-    if wanted is not None:
-        probe = _only(probe, wanted)
-    elif not probe.devices and not options.gpus:
+    """What `options` mean where there is what `probe` tells. Pure; errors as of `find`.
+
+    Memory that was never tested on hardware is for those who ask for it: `auto` is none of it.
+    """
+    auto = options.memory == "auto"
+    memory = Memory.CUDA if auto else Memory(options.memory)
+    probe = _only(probe, memory)
+    if auto and not probe.devices and not options.gpus:
         if options.reader is Reader.INSTANTTENSOR:
             raise ConfigError(
                 "--reader instanttensor reads into the memory of CUDA devices only, and there is "
                 f"none: {_problem(probe)}: leave out --reader"
             )
-        return on_host(options.parallel.world, f"no GPU answers: {_problem(probe)}")
+        return on_host(options.parallel.world, f"no CUDA GPU answers: {_problem(probe)}")
     try:
         devices = choose(probe, options.gpus, options.parallel.world)
     except NoSuchDevice as error:
-        told = f"--gpus: {error}" if options.gpus else f"{error}: {_NO_REMEDY}"
-        raise NoSuchDevice(told) from None
-    found = [device for device in probe.devices if device.id in devices]
-    memory = found[0].memory
-    if any(device.memory is not memory for device in found):
-        raise ConfigError("--gpus: devices of several vendors cannot make one group")
-    named = ", ".join(f"{device.id} {device.name}".rstrip() for device in found)
-    return Chosen(memory, devices, f"{memory} memory of {named}")
+        raise NoSuchDevice(_refused(str(error), options, probe)) from None
+    by_id = {device.id: device for device in probe.devices}
+    named = ", ".join(by_id[device].described for device in devices)
+    driver = f"; driver {probe.driver}" if probe.driver else ""
+    return Chosen(memory, devices, f"{memory} memory of {named}{driver}")
+
+
+def _refused(why: str, options: RunOptions, probe: Probe) -> str:
+    if options.gpus:
+        return f"--gpus: {why}"
+    # What keeps a GPU from sharing its memory is told with its remedy.
+    told = any(device.problem and why.endswith(device.problem) for device in probe.devices)
+    return why if told else f"{why}: {_NO_REMEDY}"
 
 
 def _only(probe: Probe, memory: Memory) -> Probe:
@@ -69,7 +73,7 @@ def _only(probe: Probe, memory: Memory) -> Probe:
     devices = tuple(device for device in probe.devices if device.memory is memory)
     if devices or not probe.devices:
         return replace(probe, devices=devices)
-    others = ", ".join(device.id for device in probe.devices)
+    others = ", ".join(f"{device.id} (--memory {device.memory})" for device in probe.devices)
     return replace(probe, devices=(), problem=f"no GPU with {memory} memory is seen, but {others}")
 
 

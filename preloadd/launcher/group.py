@@ -176,17 +176,18 @@ class _Group:
                 case Report():
                     self._display.progress(rank.name, news, now=anyio.current_time())
                 case Ready():
-                    helpers.start_soon(self._welcome, rank)
+                    # As of now: the last rank may be found ready before the task runs.
+                    helpers.start_soon(partial(self._welcome, rank, again=self._announced))
                 case Trouble():
                     self._display.say(f"{rank.name}: {news.text}")
                 case unreachable:
                     assert_never(unreachable)
 
-    async def _welcome(self, rank: Rank) -> None:
+    async def _welcome(self, rank: Rank, *, again: bool) -> None:
         """Tell that a rank serves again, or that now all do."""
-        if self._announced:
+        if again:
             self._say_unless_ending(again_text(await _ask(rank)))
-        elif all(each.ready for each in self._ranks):
+        elif not self._announced and all(each.ready for each in self._ranks):
             self._announced = True
             seconds = anyio.current_time() - self._began
             told = [await _ask(each) for each in self._ranks]

@@ -15,25 +15,33 @@ OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 _TRUE = {"1", "ON", "YES", "TRUE"}
 
 
-async def resolve(
-    model: str,
-    revision: str,
-    *,
-    environ: Mapping[str, str],
-    fetch: Sequence[str],
-    display: Display,
-) -> Path:
-    """The folder of `model`, which is downloaded by the command `fetch` where that is allowed.
+def find(model: str, revision: str, *, environ: Mapping[str, str]) -> Path | None:
+    """The folder of `model` on this host; None if it has to be fetched, and may be.
 
-    ModelNotFound, or LoaderFailed with the exit status of the download, which cancelling ends.
+    ModelNotFound if it is not there and may not be fetched.
     """
     try:
         return locate(model, revision, environ=environ)
     except ModelNotFound:
         if not may_fetch(model, environ):
             raise
+    return None
+
+
+async def fetch(
+    model: str,
+    revision: str,
+    *,
+    environ: Mapping[str, str],
+    command: Sequence[str],
+    display: Display,
+) -> Path:
+    """The folder of `model`, which is downloaded by `command`; cancelling ends that.
+
+    LoaderFailed with the exit status of the download.
+    """
     display.say(f"fetching {model}, which is not in the Hugging Face cache")
-    return await _fetch([*fetch, model, "--revision", revision or DEFAULT_REVISION], environ)
+    return await _fetch([*command, model, "--revision", revision or DEFAULT_REVISION], environ)
 
 
 def may_fetch(model: str, environ: Mapping[str, str]) -> bool:
@@ -45,13 +53,13 @@ def may_fetch(model: str, environ: Mapping[str, str]) -> bool:
 
 async def _fetch(command: Sequence[str], environ: Mapping[str, str]) -> Path:
     """Run `command` and return the folder that it prints last."""
-    status, said = await answer(command, environ)
-    lines = said.decode(errors="replace").splitlines()
+    found = await answer(command, environ)
+    lines = found.said.decode(errors="replace").splitlines()
     folder = Path(lines[-1].strip()) if lines else None
-    if status or folder is None or not folder.is_dir():
+    if found.status or folder is None or not folder.is_dir():
         raise LoaderFailed(
-            f"{command[-3]} could not be fetched: the download {describe(status)} (its own words "
-            "are above): give a folder, or correct the id, the revision or the network settings",
-            status or EXIT_STATUS[ErrorCode.LOADER],
+            f"{command[-3]} could not be fetched: the download {describe(found.status)} (its own "
+            "words are above): give a folder, or correct the id, the revision or the network settings",
+            found.status or EXIT_STATUS[ErrorCode.LOADER],
         )
     return folder

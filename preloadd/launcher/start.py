@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -16,17 +17,16 @@ from preloadd.config.run import Chosen, RunOptions, rank_settings
 from preloadd.domain.lines import one_line
 from preloadd.domain.settings import Memory, RankSettings
 from preloadd.errors import PreloadError
+from preloadd.launcher import devices, model
 from preloadd.launcher.checks import (
     find_python,
     prepare_socket_dir,
     require_room,
     require_text,
 )
-from preloadd.launcher.devices import find
 from preloadd.launcher.ending import SIGNALS, Ending
 from preloadd.launcher.group import Launch, run_group
 from preloadd.launcher.health import Health, listen
-from preloadd.launcher.model import resolve
 from preloadd.launcher.policy import Restarts
 from preloadd.launcher.private import private_folder
 from preloadd.launcher.progress import Display
@@ -87,70 +87,87 @@ class Start:
             lent = self.environ
             if python != sys.executable:
                 lent = lend(owned.enter_context(private_folder()), self.environ)
-            chosen = await self._choose(python, lent, ending)
-            if chosen is None:
-                return
-            folder, derived = prepare_socket_dir(self.options, chosen.instances, self.environ)
-            health = self._health(folder, chosen)
-            if health is not None:
-                owned.enter_context(health)
-            model = await self._find(python, lent, ending)
-            if model is None:
-                return
-            require_text("the model's folder", model)
-            if chosen.memory is Memory.HOST:
-                require_room(model, self.options.parallel.data)
-            self.display.say(f"loading {one_line(model)} into {one_line(chosen.told)}")
-            ranks = rank_settings(
-                self.options,
-                chosen,
-                model=model,
-                socket_dir=folder,
-                derived=derived,
-                python="" if python == sys.executable else python,
-            )
-            launch = Launch(
-                ranks=ranks,
-                command=self.rank,
-                environ=self.environ,
-                restarts=Restarts() if self.options.restart_ranks else None,
-                health=health,
-                reaps_orphans=True,
-            )
-            # Not before: what a download leaves in a shared cache is not only this user's.
-            os.umask(0o077)
-            await run_group(launch, ending, self.display)
+            launch = await self._prepare(python, lent, ending, owned)
+            if launch is not None:
+                # Not before: what a download leaves in a shared cache is not only this user's.
+                os.umask(0o077)
+                await run_group(launch, ending, self.display)
+
+    async def _prepare(
+        self, python: str, environ: Mapping[str, str], ending: Ending, owned: ExitStack
+    ) -> Launch | None:
+        """What to start, after all checks, those first that need no device: it may take a driver
+        a minute to answer. None if the end began meanwhile."""
+        listener = self._listen(owned)
+        found = model.find(self.options.model, self.options.revision, environ=environ)
+        chosen = await self._choose(python, environ, ending)
+        if chosen is None:
+            return None
+        # Its length is checked with the names in it, which are those of the devices.
+        socket_dir, derived = prepare_socket_dir(self.options, chosen.instances, self.environ)
+        folder = found or await self._fetch(python, environ, ending)
+        if folder is None:
+            return None
+        require_text("the model's folder", folder)
+        if chosen.memory is Memory.HOST:
+            require_room(folder, self.options.parallel.data)
+        self.display.say(f"loading {one_line(folder)} into {one_line(chosen.told)}")
+        ranks = rank_settings(
+            self.options,
+            chosen,
+            model=folder,
+            socket_dir=socket_dir,
+            derived=derived,
+            python="" if python == sys.executable else python,
+        )
+        return Launch(
+            ranks=ranks,
+            command=self.rank,
+            environ=self.environ,
+            restarts=Restarts() if self.options.restart_ranks else None,
+            health=self._health(listener, socket_dir, chosen, owned),
+            reaps_orphans=True,
+        )
 
     async def _choose(
         self, python: str, environ: Mapping[str, str], ending: Ending
     ) -> Chosen | None:
         """Where the weights go; None if the end began before that was known."""
-        command = self.loader(python)
+        if self.options.memory != "host":
+            self.display.say("looking for GPUs")
+        look = partial(ask_probe, self.loader(python))
         with ending.until():
-            return await find(self.options, partial(ask_probe, command), environ)
+            return await devices.find(self.options, look, environ)
         return None
 
-    def _health(self, socket_dir: Path, chosen: Chosen) -> Health | None:
-        """The endpoint, listening already, so that a taken port is said at once."""
+    def _listen(self, owned: ExitStack) -> socket.socket | None:
+        """The endpoint's socket, so that a taken port is said at once; None if none is wanted."""
         host, port = self.options.weight_cache_health_host, self.options.weight_cache_health_port
-        if port is None:
+        return None if port is None else owned.enter_context(listen(host, port))
+
+    def _health(
+        self, listener: socket.socket | None, socket_dir: Path, chosen: Chosen, owned: ExitStack
+    ) -> Health | None:
+        """The endpoint on `listener`."""
+        if listener is None:
             return None
-        return Health(
-            listen(host, port),
+        health = Health(
+            listener,
             socket_dir=socket_dir,
             instances=chosen.instances,
             environ=self.environ,
             log_level=self.options.log_level,
         )
+        return owned.enter_context(health)
 
-    async def _find(self, python: str, environ: Mapping[str, str], ending: Ending) -> Path | None:
-        """The model's folder; None if the end began before it was found."""
+    async def _fetch(self, python: str, environ: Mapping[str, str], ending: Ending) -> Path | None:
+        """The model's folder, after a download; None if the end began before that was done."""
         with ending.until():
-            return await resolve(
+            return await model.fetch(
                 self.options.model,
                 self.options.revision,
                 environ=environ,
-                fetch=self.fetch(python),
+                command=self.fetch(python),
                 display=self.display,
             )
         return None

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from signal import SIGKILL, pidfd_send_signal
 
@@ -19,6 +20,18 @@ _TRAMPOLINE = str(Path(trampoline.__file__))
 
 NOT_STARTED = (trampoline.NOT_EXECUTABLE, trampoline.NOT_FOUND)
 """Exit statuses of a child whose command could not be executed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Another user that a child of root's is to be: its number, its group's, and of all groups."""
+
+    user: int
+    group: int
+    groups: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{self.user}:{self.group}:{','.join(map(str, self.groups))}"
 
 
 class Child(Owner):
@@ -111,14 +124,18 @@ def spawn(
     new_group: bool = False,
     parent_death_signal: int | None = None,
     stdout: int | None = None,
+    stderr: int | None = None,
+    identity: Identity | None = None,
+    cwd: str | None = None,
 ) -> Child:
     """Start `argv` with the environment `environ`; the caller owns the child.
 
     It gets copies of the borrowed `fds` as `notify.inherited` expects them, standard input from
-    nowhere, standard output (or the borrowed `stdout`) and error of this process, and nothing else.
-    With `new_group` it leads a process group of its own. `parent_death_signal` is sent to it when
-    the *thread* that calls this ends. A command that cannot be executed ends with status 126 or
-    127.
+    nowhere, standard output and error of this process (or the borrowed `stdout` and `stderr`), and
+    nothing else. With `new_group` it leads a process group of its own. `parent_death_signal` is
+    sent to it when the *thread* that calls this ends. It is begun in the folder `cwd` and executed
+    as `identity`, which need not be able to read this interpreter. A command that cannot be
+    executed ends with status 126 or 127.
     """
     numbers = sorted({number for _, number in fds})
     parent = os.getpid() if parent_death_signal is not None else 0
@@ -127,11 +144,14 @@ def spawn(
         process = subprocess.Popen(  # noqa: S603 the caller's own command
             [
                 *(sys.executable, "-I", "-S", _TRAMPOLINE),
-                *(str(parent), str(int(parent_death_signal or 0)), str(len(passed)), *passed),
+                *(str(identity or ""), str(parent), str(int(parent_death_signal or 0))),
+                *(str(len(passed)), *passed),
                 *argv,
             ],
             stdin=subprocess.DEVNULL,
             stdout=stdout,
+            stderr=stderr,
+            cwd=cwd,
             env=environ,
             pass_fds=numbers,
             # Set before this call returns, so that the group can be killed from now on.

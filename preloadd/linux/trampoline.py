@@ -3,9 +3,10 @@
 A spawn call alone cannot: $LISTEN_PID is known in the new process only. `process.spawn` executes
 this file by its path in an isolated interpreter, so it imports the standard library only:
 
-    python -I -S trampoline.py PARENT SIGNAL COUNT NUMBER:NAME... COMMAND...
+    python -I -S trampoline.py IDENTITY PARENT SIGNAL COUNT NUMBER:NAME... COMMAND...
 
-Unless PARENT is 0, the kernel sends the process SIGNAL when the thread that spawned it ends.
+IDENTITY is UID:GID:GROUP,... of who the process becomes, or '' to stay who it is. Unless PARENT is
+0, the kernel sends the process SIGNAL when the thread that spawned it ends.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import fcntl
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 _FIRST_FD = 3
 _PR_SET_PDEATHSIG = 1
@@ -24,26 +25,48 @@ NOT_FOUND = 127
 
 def main(arguments: list[str]) -> int:
     """Prepare this process and become COMMAND; returns a shell's exit status if that fails."""
-    parent, death_signal, count = map(int, arguments[:3])
-    passed = [text.partition(":") for text in arguments[3 : 3 + count]]
-    command = arguments[3 + count :]
-    if parent:
-        die_with(parent, death_signal)
+    identity, *numbers = arguments[:4]
+    parent, death_signal, count = map(int, numbers)
+    passed = [text.partition(":") for text in arguments[4 : 4 + count]]
+    command = arguments[4 + count :]
+    control = process_control() if parent else None
     renumber([int(number) for number, _, _ in passed])
     announce([name for _, _, name in passed])
     reset_signals()
     try:
+        if identity:
+            become(identity)
+        if control is not None:
+            # Not before: with who it is, a process loses this.
+            die_with(control, parent, death_signal)
         os.execvp(command[0], command)  # noqa: S606 the whole point
     except OSError as error:
-        sys.stderr.write(f"{command[0]} cannot be started: {error.strerror}\n")
+        sys.stderr.write(f"{command[0]} cannot be started: {error.strerror or error}\n")
         return NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
 
 
-def die_with(parent: int, death_signal: int) -> None:
-    """Be sent `death_signal` when the spawning thread of `parent` ends, or now if it is gone."""
+def process_control() -> Callable[[int, int], int]:
+    """prctl(2), found while the process may still read its own interpreter's files."""
     import ctypes  # costs some milliseconds that not every start needs
 
-    if ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, death_signal):
+    control: Callable[[int, int], int] = ctypes.CDLL(None).prctl
+    return control
+
+
+def become(identity: str) -> None:
+    """Be another user for good, which only root can."""
+    # `os.execvp` does so, by when this interpreter's files may be out of reach.
+    import warnings  # noqa: F401
+
+    user, group, groups = identity.split(":")
+    os.setgroups([int(each) for each in groups.split(",") if each])
+    os.setgid(int(group))
+    os.setuid(int(user))
+
+
+def die_with(control: Callable[[int, int], int], parent: int, death_signal: int) -> None:
+    """Be sent `death_signal` when the spawning thread of `parent` ends, or now if it is gone."""
+    if control(_PR_SET_PDEATHSIG, death_signal):
         raise OSError("prctl(PR_SET_PDEATHSIG) failed")
     if os.getppid() != parent:
         # It ended before the call above: no signal will come.

@@ -10,11 +10,15 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+from typing import assert_never
 
 import msgspec
 
+from preloadd.domain.devices import Probe
 from preloadd.domain.settings import Memory, RankSettings
 from preloadd.errors import ConfigError, PreloadError
 from preloadd.linux import logs
@@ -38,8 +42,8 @@ log = logging.getLogger("preloadd.loader")
 
 IDENTIFIER = "preloadd-loader"
 
-_AMD_NODE = Path("/dev/kfd")
-"""Where this is, AMD's library says better than NVIDIA's why no GPU is seen."""
+_AMD_NODE = "dev/kfd"
+"""Where this is, AMD's library has something to say of why no GPU is seen."""
 
 
 def main() -> int:
@@ -68,13 +72,34 @@ def _fetch(model: str, revision: str) -> int:
 
 def _probe() -> int:
     """Say which GPUs are seen, as one line of JSON. That there is none is an answer as well."""
-    found = cuda_devices.probe(os.environ)
-    if not found.devices:
-        others = hip_devices.probe(os.environ)
-        if others.devices or _AMD_NODE.exists():
-            found = others
-    sys.stdout.write(f"{msgspec.json.encode(found).decode()}\n")
+    sys.stdout.write(f"{msgspec.json.encode(look(os.environ)).decode()}\n")
     return 0
+
+
+def look(environ: Mapping[str, str], root: Path = Path("/")) -> Probe:
+    """NVIDIA's GPUs, or where there are none AMD's; else why there are neither.
+
+    Beside AMD's, the hint says why none of NVIDIA's is seen: somebody may have asked for those.
+    `root` is where /proc, /sys and /dev are found.
+    """
+    found = cuda_devices.probe(environ, root)
+    if found.devices:
+        return found
+    others = hip_devices.probe(environ, root)
+    if others.devices:
+        return replace(others, hint=_both(others.hint, _both(found.problem, found.hint)))
+    if not (root / _AMD_NODE).exists():
+        return found
+    return replace(
+        others,
+        driver=_both(found.driver, others.driver),
+        problem=_both(found.problem, others.problem),
+        hint=_both(found.hint, others.hint),
+    )
+
+
+def _both(one: str, other: str) -> str:
+    return "; ".join(filter(None, (one, other)))
 
 
 def _obey() -> int:
@@ -92,7 +117,7 @@ def _obey() -> int:
         )
         load(
             settings,
-            _filler(settings),
+            _filler(settings, os.environ),
             reporter,
             digest_cache=cache_folder_of(os.environ),
         )
@@ -116,16 +141,18 @@ def _failed(reporter: Reporter, error: PreloadError) -> int:
     return error.exit_status
 
 
-def _filler(settings: RankSettings) -> Filler:
+def _filler(settings: RankSettings, environ: Mapping[str, str]) -> Filler:
     """NoSuchDevice if the rank's GPU is not to be seen here, whatever else is."""
     device = settings.parsed_instance.device
     match settings.model.memory:
         case Memory.HOST:
             return HostFiller()
         case Memory.CUDA:
-            return VmmFiller(cuda.open_device(device))
+            return VmmFiller(cuda.open_device(device, environ))
         case Memory.HIP:
-            return VmmFiller(hip.open_device(device))
+            return VmmFiller(hip.open_device(device, environ))
+        case unreachable:
+            assert_never(unreachable)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from preloadd.loader.native import Native
 from preloadd.loader.report import Reporter, Tally
 from preloadd.loader.source import OpenFile
 from preloadd.memory.api import Filler, WritableChunk
+from preloadd.memory.status import HINT
 
 
 def fill(native: Native, filler: Filler, reporter: Reporter) -> Filled:
@@ -37,8 +38,9 @@ def fill(native: Native, filler: Filler, reporter: Reporter) -> Filled:
     told(0)
     with native.opened() as files, ExitStack() as undo:
         chunks = [undo.enter_context(filler.create(nbytes)) for nbytes in native.plan.chunks]
+        arena = [_bytes_of(chunk) for chunk in chunks]
         with _translated():
-            nbytes_read = _copy_all(native, files, [_bytes_of(chunk) for chunk in chunks], told)
+            nbytes_read = _copy_all(native, files, arena, told)
         for index, chunk in enumerate(chunks):
             chunk.finish()
             reporter.chunk(index, chunk)
@@ -62,8 +64,14 @@ def _copy_all(
 
 
 def _bytes_of(chunk: WritableChunk) -> torch.Tensor:
-    """A chunk as a tensor of bytes that shares its memory."""
-    tensor = torch.as_tensor(chunk)
+    """A chunk as a tensor of bytes that shares its memory; ConfigError if torch has no CUDA."""
+    try:
+        tensor = torch.as_tensor(chunk)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(
+            f'reader = "instanttensor" needs a torch that can use CUDA, not {torch.__version__} '
+            f'({_first_line(error)}): install one, or set reader = "pread"'
+        ) from error
     if tensor.dtype != torch.uint8 or tensor.nbytes != chunk.nbytes:
         raise DeviceFailed(f"torch sees {tensor.nbytes} bytes in a chunk of {chunk.nbytes}")
     return tensor
@@ -131,10 +139,13 @@ def _translated() -> Iterator[None]:
     try:
         yield
     except torch.AcceleratorError as error:
-        raise DeviceFailed(f"{error}: see the kernel log for messages with Xid") from error
+        raise DeviceFailed(f"{_first_line(error)}: {HINT}") from error
     except (RuntimeError, ValueError, OSError) as error:
-        first = str(error).strip().splitlines()
         raise ReadFailed(
-            f"instanttensor: {first[0] if first else type(error).__name__}: check disk and files, "
-            'or set reader = "pread"'
+            f'instanttensor: {_first_line(error)}: check disk and files, or set reader = "pread"'
         ) from error
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

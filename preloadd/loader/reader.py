@@ -24,20 +24,6 @@ _TELL_S = 0.2
 """Seconds between two reports of how far a batch has come."""
 
 
-def read(
-    files: Sequence[OpenFile],
-    wanted: Iterable[Piece],
-    chunk: WritableChunk,
-    *,
-    threads: int,
-    route: Route | None = None,
-    done: Callable[[int], None] = lambda _: None,
-) -> None:
-    """Fill one chunk with all that is `wanted`. See `Readers`, for more than one chunk as well."""
-    with Readers(files, threads=threads, route=route) as readers:
-        readers.wait(readers.start(chunk, wanted), done)
-
-
 class Batch:
     """The pieces of one chunk on their way: how many are left, and the bytes that are there."""
 

@@ -1,8 +1,7 @@
 """Which way the bytes of a file come: through the page cache, or past it. Pure.
 
 What the page cache holds comes from there. What it does not hold goes the way that is faster on
-this disk, which nobody knows beforehand: the first pieces of a load try both. Bytes that ranks of
-this host share never go past the cache, so that the disk is asked for them once.
+this disk, which nobody knows beforehand: the first pieces of a load try both.
 """
 
 from __future__ import annotations

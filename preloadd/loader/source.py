@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from preloadd.errors import ReadFailed
-from preloadd.linux.fds import OwnedFd
+from preloadd.linux.fds import OwnedFd, exhausted, is_exhausted
 from preloadd.memory.api import ALIGNED
 from preloadd.weights.checkpoint.reading import read_into, refused
 
@@ -22,11 +22,16 @@ _NOT_DIRECT = frozenset({errno.EINVAL, errno.EOPNOTSUPP, errno.EFAULT})
 
 @contextmanager
 def opened_direct(fd: int) -> Iterator[int | None]:
-    """A descriptor of the same file that goes past the page cache; None where that is refused."""
+    """A descriptor of the same file that goes past the page cache; None where that is refused.
+
+    OutOfDescriptors where this process may open no more.
+    """
     try:
         # Not by its path, where another file may be by now.
         direct = OwnedFd(os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_DIRECT))
-    except OSError:
+    except OSError as error:
+        if is_exhausted(error):
+            raise exhausted(error, "opening a shard to read past the page cache") from error
         yield None
         return
     with direct:
@@ -88,18 +93,20 @@ class OpenFile:
         read so: then it was read through the cache after all, as it will be from now on.
         """
         done = 0
-        while self._direct is not None and done < wanted and not done % ALIGNED:
+        direct = self._direct  # other threads may find out meanwhile that it does not do
+        while direct is not None and done < wanted and not done % ALIGNED:
             try:
-                count = os.preadv(self._direct, [target[done:]], offset + done)
+                count = os.preadv(direct, [target[done:]], offset + done)
             except OSError as error:
                 if error.errno not in _NOT_DIRECT:
                     raise ReadFailed(refused(self.path, error)) from error
-                self._direct = None
+                self._direct = direct = None
                 break
             done += count
             if not count:
                 break
         if done < wanted:
             # The file is shorter than it was, which this reports, or its last block is not whole.
-            self.read(target[done:wanted], offset + done)
-        return self._direct is not None
+            with target[done:wanted] as rest:
+                self.read(rest, offset + done)
+        return direct is not None

@@ -55,9 +55,12 @@ def _read(file: OpenFile, piece: Piece, buffer: memoryview) -> Way:
 def _scatter(file: OpenFile, piece: Piece, buffer: memoryview) -> Way:
     """One call of the system for all parts."""
     targets = [buffer[part.place : part.place + part.nbytes] for part in piece.parts]
-    file.scatter(targets, piece.offset)
-    for target in targets:
-        target.release()
+    try:
+        file.scatter(targets, piece.offset)
+    finally:
+        # The frames of an error keep them, and they would keep the buffer.
+        for target in targets:
+            target.release()
     _clear_padding(buffer, piece.parts, 0)
     return Way.CACHE
 

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Protocol
 
-from preloadd.errors import PreloadError
 from preloadd.linux.owner import Owner
 from preloadd.memory.api import Rows
 from preloadd.memory.pinned import Pinned
@@ -121,7 +120,7 @@ class Ring(Owner):
                 undo.callback(self._device.unpin, pinned)
                 slot = _Slot(pinned, self._device.open_queue())
                 undo.pop_all()
-        except (PreloadError, OSError) as error:
+        except Exception as error:  # noqa: BLE001 - raised by whoever waits for a buffer
             self._free.put(error)
             return
         with self._lock:

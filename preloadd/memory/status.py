@@ -17,6 +17,9 @@ DEINITIALIZED = 4
 # says of a descriptor that is none of its own.
 _FOREIGN = frozenset({1, 101, 304, 400, 800, 801, 999})
 
+Room = Callable[[], tuple[int, str]]
+"""How many bytes are free, and of what."""
+
 HINT = "look for the GPU driver's messages in the kernel log (Xid with NVIDIA)"
 
 
@@ -24,7 +27,7 @@ def meaning_of(
     status: int,
     words: str,
     *,
-    room: Callable[[], tuple[int, str]],
+    room: Room,
     wanted: int = 0,
     foreign: bool = False,
 ) -> PreloadError:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext, suppress
 from itertools import accumulate
@@ -18,8 +19,7 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from preloadd.domain.ids import DeviceId
-from preloadd.domain.settings import Memory
-from preloadd.errors import DamagedManifest, DeviceFailed, PreloadError
+from preloadd.errors import DamagedManifest, DeviceFailed
 from preloadd.linux.fds import OwnedFd
 from preloadd.linux.owner import Owner
 from preloadd.memory.api import MAX_SPAN, Rows
@@ -35,16 +35,13 @@ class Driver(Copies, Protocol):
     """One device, by the calls we use. All but `current` and `close` inside `with current():`.
 
     Handles, addresses and queues are the driver's numbers. What it refuses is raised as OutOfRoom,
-    OutOfDescriptors, DamagedManifest (of what a peer sent) or DeviceFailed.
+    OutOfDescriptors, DamagedManifest (of what is `foreign`: a peer sent it) or DeviceFailed. Giving
+    up is no failure after the driver's own end.
     """
 
     @property
     def device(self) -> DeviceId:
         """The device's UUID with its prefix."""
-
-    @property
-    def memory(self) -> Memory:
-        """Which kind of driver this is."""
 
     @property
     def granularity(self) -> int:
@@ -60,18 +57,21 @@ class Driver(Copies, Protocol):
         """A close-on-exec descriptor that keeps the memory as well."""
 
     def import_fd(self, fd: int) -> int:
-        """A handle of the memory behind a borrowed descriptor."""
+        """A handle of the memory behind a borrowed descriptor that a peer sent."""
+
+    def require_home(self, handle: int) -> None:
+        """DamagedManifest if the memory of a handle is known to be another device's."""
 
     def release(self, handle: int) -> None:
         """Give the handle up. Mappings and descriptors keep the memory."""
 
-    def reserve(self, nbytes: int) -> int:
+    def reserve(self, nbytes: int, *, foreign: bool = False) -> int:
         """Addresses without memory."""
 
     def free(self, address: int, nbytes: int) -> None:
         """Give all addresses of a reservation up; nothing may be mapped there."""
 
-    def map(self, address: int, nbytes: int, handle: int) -> None:
+    def map(self, address: int, nbytes: int, handle: int, *, foreign: bool = False) -> None:
         """Put memory behind reserved addresses. It keeps the memory; nobody has access yet."""
 
     def unmap(self, address: int, nbytes: int) -> None:
@@ -150,8 +150,8 @@ class VmmFiller(Owner):
             undo.callback(_undone, driver.unmap, address, nbytes)
             driver.allow(address, nbytes, writable=True)
             driver.clear(address, nbytes)
-            undo.pop_all()
             driver.release(handle)
+            undo.pop_all()
         return VmmChunk(driver, self._ring, fd, address, nbytes)
 
     def close(self) -> None:
@@ -233,12 +233,13 @@ class VmmMapper:
     def map(self, chunks: Sequence[tuple[OwnedFd, int]]) -> VmmMapping:
         """Map every (descriptor, size) read-only; takes and closes the descriptors, whatever comes.
 
-        DamagedManifest if one is no memory of this driver, or has fewer bytes: whether it has more
-        cannot be told. OutOfRoom, OutOfDescriptors, DeviceFailed.
+        DamagedManifest if one is no memory of this device, or has fewer bytes: whether it has more
+        cannot be told. OutOfRoom, OutOfDescriptors, DeviceFailed. Unmaps what was dropped before.
         """
         with ExitStack() as always:
             for fd, _ in chunks:
                 always.callback(fd.close)
+            _sweep()
             for _, nbytes in chunks:
                 if nbytes <= 0:
                     raise DamagedManifest(f"a chunk of {nbytes} bytes")
@@ -252,28 +253,33 @@ class VmmMapper:
         sizes = tuple(nbytes for _, nbytes in chunks)
         total = sum(sizes)
         with ExitStack() as undo:
-            start = address = driver.reserve(total)
+            start = address = driver.reserve(total, foreign=True)
             undo.callback(_undone, driver.free, address, total)
             for fd, nbytes in chunks:
-                handle = driver.import_fd(fd.fileno())
-                try:
-                    driver.map(start, nbytes, handle)
-                except PreloadError:
-                    _undone(driver.release, handle)
-                    raise
-                driver.release(handle)
-                undo.callback(_undone, driver.unmap, start, nbytes)
+                self._map_chunk(start, fd, nbytes, undo)
                 start += nbytes
             driver.allow(address, total, writable=False)
             undo.pop_all()
         return VmmMapping(_Arena(driver, address, sizes))
 
+    def _map_chunk(self, address: int, fd: OwnedFd, nbytes: int, undo: ExitStack) -> None:
+        """Map one chunk, which `undo` undoes from then on."""
+        driver = self._driver
+        with ExitStack() as held:
+            handle = driver.import_fd(fd.fileno())
+            held.callback(_undone, driver.release, handle)
+            driver.require_home(handle)
+            driver.map(address, nbytes, handle, foreign=True)
+            undo.callback(_undone, driver.unmap, address, nbytes)
+            driver.release(handle)
+            held.pop_all()
+
 
 class VmmMapping:
     """The chunks of one generation, mapped read-only. Implements `memory.api.Mapping`.
 
-    Dropped without `close`, it is unmapped when its last buffer is gone, but never while the
-    interpreter ends: the driver may have ended before.
+    Dropped without `close`, it is unmapped at the next `map` or `close` after its last buffer is
+    gone, but never while the interpreter ends: the driver may have ended before.
     """
 
     def __init__(self, arena: _Arena) -> None:
@@ -304,6 +310,7 @@ class VmmMapping:
         if used := len(self._buffers):
             raise BufferError(f"{used} buffers over the weights are still alive")
         self._arena.unmap()
+        _sweep()
 
 
 class VmmBuffer:
@@ -347,14 +354,14 @@ class _Arena:
         self.driver = driver
         starts = accumulate(sizes[:-1], initial=address)
         self.spans = tuple(zip(starts, sizes, strict=True)) if sizes else ()
-        self._dropped = weakref.finalize(self, _drop, driver, self.spans)
-        self._dropped.atexit = False
+        self._finalizer = weakref.finalize(self, _DROPPED.append, (driver, self.spans))
+        self._finalizer.atexit = False
 
     def unmap(self) -> None:
         """Unmap now, once the device is done with it; again, nothing."""
         _unmap(self.driver, self.spans)
         self.spans = ()
-        self._dropped.detach()
+        self._finalizer.detach()
 
 
 def _unmap(driver: Driver, spans: tuple[tuple[int, int], ...]) -> None:
@@ -367,9 +374,20 @@ def _unmap(driver: Driver, spans: tuple[tuple[int, int], ...]) -> None:
         driver.free(spans[0][0], sum(nbytes for _, nbytes in spans))
 
 
-def _drop(driver: Driver, spans: tuple[tuple[int, int], ...]) -> None:
-    """Unmap what nobody refers to any more; nobody is there to be told of an error either."""
-    try:
-        _unmap(driver, spans)
-    except DeviceFailed as error:
-        log.warning("%s", error)
+_DROPPED: deque[tuple[Driver, tuple[tuple[int, int], ...]]] = deque()
+"""Spans of arenas that nobody refers to any more, still mapped."""
+
+
+def _sweep() -> None:
+    """Unmap what was dropped; nobody is there any more to be told of an error.
+
+    Not done by the finalizers: a garbage collection may come at any time and in any thread, and to
+    wait for the device while another thread captures a graph breaks the capture.
+    """
+    with suppress(IndexError):  # another thread may sweep as well
+        while _DROPPED:
+            dropped = _DROPPED.popleft()
+            try:
+                _unmap(*dropped)
+            except DeviceFailed as error:
+                log.warning("%s", error)

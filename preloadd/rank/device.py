@@ -15,7 +15,7 @@ from pathlib import Path
 
 from anyio import to_thread
 
-from preloadd.domain.devices import Device, Probe
+from preloadd.domain.devices import VISIBLE, Device, Probe
 from preloadd.domain.ids import DeviceId
 from preloadd.domain.settings import Memory
 from preloadd.linux.fds import OwnedFd
@@ -29,9 +29,9 @@ PARKED = "device"
 
 UNTESTED = "memory of AMD GPUs (hip) was never tested on hardware: check what engines compute"
 
-_VISIBLE = {Memory.CUDA: "CUDA_VISIBLE_DEVICES", Memory.HIP: "ROCR_VISIBLE_DEVICES"}
+_VISIBLE = {Memory.CUDA: VISIBLE, Memory.HIP: "ROCR_VISIBLE_DEVICES"}
 # Numbers in them count what the variable above leaves.
-_MISLEADING = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
+_MISLEADING = (VISIBLE, "HIP_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
 
 
 def alone_with(device: DeviceId, memory: Memory, environ: Mapping[str, str]) -> dict[str, str]:
@@ -105,14 +105,23 @@ class Gpu(Owner):
             self._forget(parking)
             # The first to open a GPU waits until the driver has initialised it.
             self._node = await to_thread.run_sync(_opened, node, abandon_on_cancel=True)
-            await parking.keep(PARKED, self._node.fileno())
         except OSError as error:
             why = f"{node}: {error.strerror}" if error.strerror else error
-            told = f"the GPU cannot be kept open: {why}"
-            if found.persistence:
-                log.info("%s: persistence mode does what that is for", told)
-            else:
-                warn(f"{told}: let this process have that device, or enable persistence mode")
+            remedy = "let this process have that device"
+            _unkept(found, f"the GPU cannot be kept open: {why}", remedy, warn)
+        else:
+            await self._park(self._node, found, parking, warn)
+
+    async def _park(
+        self, node: OwnedFd, found: Device, parking: Parking, warn: Callable[[str], None]
+    ) -> None:
+        """Have the manager keep the GPU open as well, for the time after this process."""
+        try:
+            await parking.keep(PARKED, node.fileno())
+        except OSError as error:
+            why = f"the service manager could not be told to: {error.strerror or error}"
+            remedy = "restart this rank once the manager answers"
+            _unkept(found, f"the GPU is kept open by this process only: {why}", remedy, warn)
         else:
             self.parked = 1
 
@@ -138,6 +147,13 @@ def _opened(node: Path) -> OwnedFd:
     if not stat.S_ISCHR(node.stat().st_mode):
         raise OSError(f"{node} is no device")
     return OwnedFd(os.open(node, os.O_RDWR | os.O_CLOEXEC))
+
+
+def _unkept(found: Device, told: str, remedy: str, warn: Callable[[str], None]) -> None:
+    if found.persistence:
+        log.info("%s: persistence mode does what that is for", told)
+    else:
+        warn(f"{told}: {remedy}, or enable persistence mode")
 
 
 def _unseen(device: DeviceId, probe: Probe) -> str:

@@ -89,24 +89,30 @@ class Loader:
 async def _listen(
     link: Link, receiver: LoadReceiver[OwnedFd], on_progress: OnProgress, silence: float
 ) -> None:
-    """Take reports until the loader hangs up; LoaderFailed when it breaks the rules."""
-    phase = "starting"
+    """Take reports until the loader hangs up; LoaderFailed when it breaks the rules.
+
+    To say the same again is no progress: a loader does so while disk or GPU hang.
+    """
+    told = Progress(phase="starting")
+    deadline = anyio.current_time() + silence
     while True:
         try:
-            with anyio.fail_after(silence):
+            with anyio.fail_after(deadline - anyio.current_time()):
                 packet = await link.receive()
             if packet.eof:
                 receiver.receive_eof()
                 return
             report = receiver.receive(packet.data, packet.fds)
         except TimeoutError:
-            why = f"the loader said nothing for {silence:g} s while {phase}: it was ended"
+            why = f"the loader made no progress for {silence:g} s while {told.phase}: it was ended"
             raise LoaderFailed(why, 128 + signal.SIGKILL) from None
         except (ProtocolViolation, OutOfDescriptors) as error:
             raise LoaderFailed(f"the loader was ended: {error}", error.exit_status) from error
-        if isinstance(report, Progress):
-            phase = report.phase
-            on_progress(report)
+        if report != told:
+            deadline = anyio.current_time() + silence
+            if isinstance(report, Progress):
+                told = report
+                on_progress(report)
 
 
 async def _ended(child: Child, grace: float) -> None:

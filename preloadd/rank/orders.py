@@ -3,7 +3,7 @@
 What the files said last is kept beside the socket. So a rank that comes back while somebody is half
 way through an edit goes on with it, and its weights are not given up for a missing quote, a user
 who cannot be looked up at the moment, or a file that it cannot read. And while the files are those
-of before, they need not be judged again, which takes longer than all the rest of a start.
+of before, they are not judged again, for which a start would take half as long again.
 """
 
 from __future__ import annotations

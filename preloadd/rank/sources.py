@@ -1,7 +1,7 @@
 """What the settings of a rank are made from, as one word: while it is the same, so are they.
 
-The files are judged by a package whose import takes as long as everything else that a rank does
-until it serves, and a rank that comes back mostly finds them as they were.
+What judges the files takes long to import, and a rank that comes back mostly finds them as they
+were.
 """
 
 from __future__ import annotations

@@ -1,7 +1,10 @@
 """How the GPUs are, asked of the driver's management library, if there is one.
 
-The only module that knows NVML. Whatever fails here leaves the supervisor without these facts and
-with all others.
+Whatever fails here leaves the supervisor without these facts and with all others.
+
+Loaders know the library by a module of their own, `memory/cuda/nvml.py`: they ask of one GPU, once,
+and let go of it. The supervisor keeps it open, since Xids are only told to those who wait for them,
+and reaches no memory backend, just as no loader reaches the supervisor.
 """
 
 from __future__ import annotations

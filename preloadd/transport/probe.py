@@ -30,12 +30,12 @@ async def ask_probe(
     command = [*loader, PROBE]
     try:
         with anyio.fail_after(patience):
-            status, text = await answer(command, environ)
+            found = await answer(command, environ)
     except TimeoutError:
         return Probe(problem=f"`{' '.join(command)}` did not answer within {patience:g} s")
     except OSError as error:
         return Probe(problem=f"`{' '.join(command)}` cannot be started: {error.strerror}")
-    return told(command, status, text)
+    return told(command, found.status, found.said)
 
 
 def told(command: Sequence[str], status: int, text: bytes) -> Probe:

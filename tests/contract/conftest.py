@@ -9,12 +9,14 @@ import ctypes
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 import pytest
 
+from bench.gpu.meter import NOTHING, Meter
 from preloadd.errors import DamagedManifest
-from preloadd.memory.api import Filler, Keeper, Mapper
+from preloadd.memory.api import Filler, Keeper, Mapper, Rows
 from preloadd.memory.cuda.driver import open_ordinal
 from preloadd.memory.cuda.keeper import CONTROL, DeviceKeeper
 from preloadd.memory.hip import driver as hip
@@ -83,7 +85,21 @@ def device():
 def cuda(_: Path, __: pytest.MonkeyPatch) -> Backend:
     if not Path(CONTROL).exists():
         pytest.skip("there is no GPU")
-    return on_device(DeviceKeeper(), lambda: open_ordinal(0), CUDA)
+    before = meter().used()
+    backend = on_device(DeviceKeeper(), lambda: open_ordinal(0), CUDA)
+    backend.close.append(lambda: given_back(before))
+    return backend
+
+
+@cache
+def meter() -> Meter:
+    """What counts the real device's memory. It keeps descriptors open."""
+    return Meter()
+
+
+def given_back(before: int) -> None:
+    more = meter().back_to(before) - before
+    assert abs(more) <= NOTHING, f"{more:+,} bytes of the device's memory are in use afterwards"
 
 
 def cuda_stand_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Backend:
@@ -140,6 +156,12 @@ def real_context() -> Iterator[None]:
         yield
         return
     driver = open_ordinal(0)
+    meter()
+    with VmmFiller(open_ordinal(0), threads=2) as filler:
+        # What the driver takes for itself at the first use stays with the context.
+        with filler.create(filler.granularity) as chunk:
+            chunk.write(0, 512, Rows(0, 512), lambda _: None)
+            chunk.finish()
     yield
     driver.close()
 

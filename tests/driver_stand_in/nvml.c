@@ -4,6 +4,7 @@
  *   STAND_IN_USED         bytes of them in use
  *   STAND_IN_PERSISTENCE  0 or 1; none: it does not tell
  *   STAND_IN_PROCESSES    pid:bytes,… (bytes -: it does not tell)
+ *   STAND_IN_GRAPHICS     the same of processes that draw; none: it does not tell of them
  * A part of a GPU answers for itself about memory and processes, and else through the whole.
  */
 #include <stdio.h>
@@ -48,9 +49,9 @@ int nvmlDeviceGetMinorNumber(void *device, unsigned *out) {
     *out = 5;
     return device == &whole ? OK : NOT_SUPPORTED;
 }
-int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned *count, Process *out) {
+static int processes(const char *list, unsigned *count, Process *out) {
     unsigned found = 0;
-    char *copy = strdup(setting("STAND_IN_PROCESSES", "")), *rest = copy, *word;
+    char *copy = strdup(list), *rest = copy, *word;
     while ((word = strsep(&rest, ","))) {
         char *bytes = strchr(word, ':');
         if (!bytes) continue;
@@ -62,4 +63,11 @@ int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned *count, Proce
     int fits = found <= *count;
     *count = found;
     return fits ? OK : INSUFFICIENT_SIZE;
+}
+int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned *count, Process *out) {
+    return processes(setting("STAND_IN_PROCESSES", ""), count, out);
+}
+int nvmlDeviceGetGraphicsRunningProcesses_v3(void *device, unsigned *count, Process *out) {
+    if (!getenv("STAND_IN_GRAPHICS")) return NOT_SUPPORTED;
+    return processes(getenv("STAND_IN_GRAPHICS"), count, out);
 }

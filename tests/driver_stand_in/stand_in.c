@@ -12,6 +12,7 @@
  *   STAND_IN_NO_REGISTER  set: host memory cannot be registered
  *   STAND_IN_FAIL         function:code[:nth],…: the nth call of a function, or every one, fails;
  *                         errors that end a context last until the variable changes
+ *   STAND_IN_VERSION      of HIP's runtime (default 7.1)
  *   CUDA_VISIBLE_DEVICES, HIP_VISIBLE_DEVICES  numbers, UUIDs or their beginnings
  */
 #define _GNU_SOURCE
@@ -314,6 +315,20 @@ static int import_handle(uint64_t *handle, int fd, int type) {
     *handle = add(HANDLE, 0, found.st_size, own) - things;
     return OK;
 }
+
+#ifndef HIP
+/* The number of the device that the memory is on; -1 if this process does not see it. */
+static int home_of(Thing *thing) {
+    char path[64], link[256], found[DEVICES][96];
+    snprintf(path, sizeof path, "/proc/self/fd/%d", thing->fd);
+    ssize_t length = readlink(path, link, sizeof link - 1);
+    if (length < 0) return -1;
+    link[length] = 0;
+    for (int i = devices(found) - 1; i >= 0; i--)
+        if (strstr(link, found[i])) return i;
+    return -1;
+}
+#endif
 
 static int release(uint64_t handle) {
     Thing *thing = numbered(HANDLE, handle);

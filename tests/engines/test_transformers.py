@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -19,7 +20,7 @@ from bench.demo.memory import anonymous_of
 from preloadd.domain.leases import Mode
 from preloadd.domain.placement import Parallel, place
 from preloadd.engine.torch import attach_checkpoint
-from preloadd.engine.transformers import _build, from_pretrained
+from preloadd.engine.transformers import _build, _without_warm_up, from_pretrained
 from preloadd.errors import (
     AttachError,
     ConfigError,
@@ -352,6 +353,26 @@ def test_a_model_built_where_its_tensors_are_copies_and_reserves_nothing(run, ti
     assert transformers.modeling_utils.caching_allocator_warmup is warmed_up
     with pytest.raises(AssertionError, match="set memory aside"):
         AutoModelForCausalLM.from_pretrained(tiny, device_map="cpu")
+
+
+def test_loads_of_other_threads_are_warmed_up_meanwhile(monkeypatch):
+    warmed = []
+    monkeypatch.setattr(transformers.modeling_utils, "caching_allocator_warmup", warmed.append)
+    with _without_warm_up():
+        transformers.modeling_utils.caching_allocator_warmup("ours")
+        other = threading.Thread(
+            target=lambda: transformers.modeling_utils.caching_allocator_warmup("theirs")
+        )
+        other.start()
+        other.join()
+    assert warmed == ["theirs"]
+
+
+def test_a_transformers_that_warms_nothing_up_is_left_alone(monkeypatch):
+    monkeypatch.delattr(transformers.modeling_utils, "caching_allocator_warmup")
+    with _without_warm_up():
+        assert not hasattr(transformers.modeling_utils, "caching_allocator_warmup")
+    assert not hasattr(transformers.modeling_utils, "caching_allocator_warmup")
 
 
 def test_a_model_that_is_nowhere_is_named(socket_dir, monkeypatch, tmp_path):

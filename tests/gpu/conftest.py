@@ -1,7 +1,8 @@
 """Ranks whose weights are in the memory of a real GPU, and engines that use it.
 
-Without a CUDA device these tests are skipped. Each is checked to leave no device memory behind; the
-tests' own process never makes a context, so all memory in use is somebody's who is told of.
+Without a CUDA device these tests are skipped, but `-m gpu`, which asks for them, is an error then.
+Each is checked to leave no device memory behind; the tests' own process never makes a context, so
+all memory in use is somebody's who is told of.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from typing import Any
 
 import pytest
 
+from bench.gpu.child import Child, prepare
 from preloadd.domain.settings import Memory
-from tests.gpu import children, device
-from tests.gpu.children import Child
+from tests.gpu import device
 from tests.gpu.inside import engine as inside
 from tests.gpu.models import mixed
 from tests.process.conftest import Manage, Manager, managing
@@ -24,9 +25,11 @@ from tests.process.conftest import Manage, Manager, managing
 HERE = Path(__file__).parent
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     ours = [item for item in items if item.path.is_relative_to(HERE)]
     why = device.missing() if ours else ""
+    if why and are_asked_for(config.option.markexpr) and not config.option.collectonly:
+        raise pytest.UsageError(f"tests marked gpu need a CUDA device: {why}")
     for item in ours:
         item.add_marker(pytest.mark.gpu)
         item.add_marker(pytest.mark.slow)
@@ -34,10 +37,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason=f"needs a CUDA device: {why}"))
 
 
+def are_asked_for(marks: str) -> bool:
+    """Whether an expression of marks selects these tests by name."""
+    return "gpu" in marks.replace("not gpu", "")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _forked_from() -> Iterator[None]:
     """The process that children are forked from; all device memory is free again at the end."""
-    children.prepare()
+    prepare([inside.__name__])
     # What the driver takes for itself at the first context stays with it.
     with Child() as first:
         first(inside.make_context)
@@ -59,7 +67,7 @@ def _leaves_no_device_memory(leaves_nothing_behind: None) -> Iterator[None]:
 @pytest.fixture(scope="session")
 def gpu() -> str:
     """The GPU of all tests that need just one: its UUID."""
-    return device.uuid()
+    return device.meter().uuid
 
 
 @pytest.fixture(scope="session")

@@ -1,13 +1,14 @@
-"""The GPUs as NVML tells of them: seen from outside, without a context of this process."""
+"""The GPUs of this host as NVML tells of them: from outside, without a context of this process."""
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
+from functools import cache
 
-SLACK = (2 << 20) - 1
-"""Bytes by which the driver's own use may differ: less than the smallest allocation there is."""
+import pynvml
+
+from bench.gpu.meter import NOTHING, Meter
 
 PATIENCE_S = 15.0
 """How long the driver may take to free what ended processes had."""
@@ -16,12 +17,8 @@ PATIENCE_S = 15.0
 def missing() -> str:
     """Why there is no GPU to test with; empty if there is one. NVML stays open from then on."""
     try:
-        import pynvml
-    except ImportError:
-        return "nvidia-ml-py is not installed"
-    try:
         pynvml.nvmlInit()
-        if not pynvml.nvmlDeviceGetCount():
+        if not count():
             return "the driver knows none"
     except pynvml.NVMLError as error:
         return f"NVML: {error}"
@@ -32,67 +29,18 @@ def missing() -> str:
 
 def count() -> int:
     """How many GPUs there are."""
-    import pynvml
-
     return pynvml.nvmlDeviceGetCount()
 
 
-def uuid(index: int = 0) -> str:
-    """The UUID with its prefix."""
-    import pynvml
-
-    return pynvml.nvmlDeviceGetUUID(_handle(index))
-
-
-def minor(index: int = 0) -> int:
-    """N of the node /dev/nvidiaN."""
-    import pynvml
-
-    return pynvml.nvmlDeviceGetMinorNumber(_handle(index))
+@cache
+def meter(index: int = 0) -> Meter:
+    """One of them."""
+    return Meter(index)
 
 
-def is_persistent(index: int = 0) -> bool:
-    """Whether persistence mode is on."""
-    import pynvml
-
-    return bool(pynvml.nvmlDeviceGetPersistenceMode(_handle(index)))
-
-
-def driver() -> str:
-    """The driver's version."""
-    import pynvml
-
-    return pynvml.nvmlSystemGetDriverVersion()
-
-
-def name(index: int = 0) -> str:
-    """The card."""
-    import pynvml
-
-    return pynvml.nvmlDeviceGetName(_handle(index))
-
-
-def used(index: int | None = None) -> int:
-    """Bytes of device memory that are not free, on one GPU or on all."""
-    import pynvml
-
-    chosen = range(count()) if index is None else [index]
-    return sum(pynvml.nvmlDeviceGetMemoryInfo(_handle(each)).used for each in chosen)
-
-
-def free(index: int = 0) -> int:
-    """Bytes of device memory that are."""
-    import pynvml
-
-    return pynvml.nvmlDeviceGetMemoryInfo(_handle(index)).free
-
-
-def contexts(index: int = 0) -> set[int]:
-    """The other processes that have a context."""
-    import pynvml
-
-    told = pynvml.nvmlDeviceGetComputeRunningProcesses(_handle(index))
-    return {each.pid for each in told} - {os.getpid()}
+def used() -> int:
+    """Bytes of device memory that are not free, on all of them."""
+    return sum(meter(index).used() for index in range(count()))
 
 
 def settles(seen: Callable[[], object]) -> bool:
@@ -105,12 +53,6 @@ def settles(seen: Callable[[], object]) -> bool:
     return True
 
 
-def back_at(before: int, index: int | None = None) -> bool:
+def back_at(before: int) -> bool:
     """Whether as much memory is in use as `before`, at the latest after some patience."""
-    return settles(lambda: abs(used(index) - before) <= SLACK)
-
-
-def _handle(index: int):
-    import pynvml
-
-    return pynvml.nvmlDeviceGetHandleByIndex(index)
+    return settles(lambda: abs(used() - before) <= NOTHING)

@@ -71,14 +71,14 @@ def main() -> int:
         print(f"there is no GPU here: {why}", file=sys.stderr)
         return 2
     report = Report("systemd", given.json)
-    report.facts |= {"card": device.name(), "driver": device.driver()}
+    report.facts |= device.meter().facts()
     with ExitStack() as owned:
         scratch = Path(owned.enter_context(tempfile.TemporaryDirectory(dir=given.folder)))
         scratch.chmod(0o755)
         began = time.monotonic()
         count = _weights(scratch / "weights", int(given.gib * 2**30))
         report.tell(f"weights written in {time.monotonic() - began:.1f} s")
-        gpu = device.uuid()
+        gpu = device.meter().uuid
         before = used_mib()
         try:
             host = owned.enter_context(machine(scratch, gpu))
@@ -171,7 +171,7 @@ def _site() -> Path | None:
 
 
 def _smi(*query: str) -> list[str]:
-    command = ["nvidia-smi", f"--id={device.uuid()}", *query, "--format=csv,noheader,nounits"]
+    command = ["nvidia-smi", f"--id={device.meter().uuid}", *query, "--format=csv,noheader,nounits"]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
 
 

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from bench.gpu.child import Child, Raised
+from bench.gpu.meter import NOTHING
 from tests.gpu import device
-from tests.gpu.children import Child, Raised
 from tests.gpu.conftest import attached
 from tests.gpu.inside import engine as inside
 from tests.gpu.inside import memory
@@ -28,18 +29,24 @@ def test_every_tensor_is_what_safetensors_loads(
     assert engine(inside.unlike, number, str(model)) == []
 
 
-def test_tensors_lie_in_the_daemons_memory_and_not_in_a_copy(
-    shared: Manager, engine: Child
+def test_an_attachment_takes_no_memory_for_the_weights(
+    rank_on: Manage, engine: Child, tmp_path: Path
 ) -> None:
+    rank = rank_on(marked(tmp_path / "model", 512 << 20, 8))
+    # The loader's context is gone: what its end frees would hide what attaching takes.
+    assert device.settles(lambda: not device.meter().contexts())
     engine(inside.make_context)
     before = device.used()
+    number = attached(engine, rank)
+    assert device.used() - before < 64 << 20
+    assert engine(inside.facts, number)["allocated"] <= 1 << 20
+
+
+def test_tensors_lie_in_the_daemons_memory(shared: Manager, engine: Child) -> None:
     number = attached(engine, shared)
     told = engine(inside.facts, number)
     assert told["devices"] == ["cuda:0"]
     assert told["generation"] == shared.status().generation
-    # A block of torch's own for what has no elements, if anything.
-    assert told["allocated"] <= 1 << 20
-    assert device.used() - before < 64 << 20
     starts = engine(inside.addresses, number)
     first = min(address for address in starts.values() if address)
     inner = [address - first for address in starts.values() if address]
@@ -97,8 +104,8 @@ def test_close_unmaps_and_only_the_last_one_frees(rank_on: Manage, tmp_path: Pat
         assert len(set(digests.values())) == 16
         one(inside.detach, number)
         assert not one(inside.is_mapped, address)
-        assert device.settles(lambda: device.used() <= held - nbytes + device.SLACK)
-    assert device.settles(lambda: device.used() <= start - nbytes + device.SLACK)
+        assert device.settles(lambda: device.used() <= held - nbytes + NOTHING)
+    assert device.settles(lambda: device.used() <= start - nbytes + NOTHING)
 
 
 def test_tensors_in_use_are_not_unmapped(shared: Manager, engine: Child, model: Path) -> None:

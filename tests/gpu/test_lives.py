@@ -8,9 +8,9 @@ from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
-from bench.daemon import Daemon
+from bench.daemon import start_s
+from bench.gpu.child import Child
 from tests.gpu import device
-from tests.gpu.children import Child
 from tests.gpu.conftest import attached
 from tests.gpu.inside import engine as inside
 from tests.gpu.models import marked
@@ -26,7 +26,7 @@ def assert_adopted(rank: Manager, generation: str) -> None:
     assert told.generation == generation
     assert (told.counters["loads"], told.counters["bytes_read"]) == (0, 0)
     # From the start of its process, the interpreter's own included.
-    took = told.ready_s + Daemon.age_s(told.pid) - told.uptime_s
+    took = start_s(told)
     print(f"ready after {took:.3f} s")
     assert took <= 0.5
 
@@ -58,7 +58,7 @@ def test_the_daemon_alone_keeps_the_memory(rank_on: Manage, tmp_path: Path) -> N
     rank = rank_on(model)
     with Child() as engine:
         digests = engine(inside.digests, attached(engine, rank))
-    assert device.settles(lambda: not device.contexts())
+    assert device.settles(lambda: not device.meter().contexts())
     arena = rank.status().arena_bytes
     assert NBYTES <= arena <= 1.01 * NBYTES
     # Nothing but the weights: a rank costs no device memory.
@@ -77,7 +77,7 @@ def test_the_managers_descriptors_alone_keep_the_memory(rank_on: Manage, tmp_pat
     arena = rank.status().arena_bytes
     rank.kill()
     eventually(lambda: not rank.loaders(), lambda: "no loader")
-    assert device.settles(lambda: not device.contexts())
+    assert device.settles(lambda: not device.meter().contexts())
     assert device.back_at(before + arena)
     rank.start()
     rank.ready()
@@ -111,7 +111,7 @@ def test_engines_of_two_lives_share_one_memory(
 
 def test_the_device_node_stays_open_and_is_parked(rank_on: Manage, model: Path) -> None:
     rank = rank_on(model)
-    node = f"/dev/nvidia{device.minor()}"
+    node = f"/dev/nvidia{device.meter().minor()}"
 
     def opened() -> list[str]:
         found = []

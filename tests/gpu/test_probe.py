@@ -53,7 +53,7 @@ def test_it_sees_what_nvidia_smi_sees(probe: Probing) -> None:
 
 def test_it_knows_the_node_of_each(probe: Probing) -> None:
     for index, each in enumerate(probe().devices):
-        assert each.minor == device.minor(index)
+        assert each.minor == device.meter(index).minor()
         assert Path(f"/dev/nvidia{each.minor}").is_char_device()
         assert Path("/proc/driver/nvidia/gpus", each.pci.lower()).is_dir()
 

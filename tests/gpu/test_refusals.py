@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from bench.gpu.child import Child, Raised
 from preloadd.errors import DamagedManifest
 from preloadd.linux.fds import OwnedFd
 from preloadd.memory.cuda.keeper import DeviceKeeper
 from preloadd.protocol import messages as m
 from tests.gpu import device
-from tests.gpu.children import Child, Raised
 from tests.gpu.inside import engine as inside
 from tests.gpu.inside import memory
 from tests.gpu.models import marked

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from bench.daemon import Group
+from bench.gpu.child import Child
 from preloadd.domain.settings import Digest
 from preloadd.errors import EXIT_STATUS, ErrorCode
 from preloadd.weights.checkpoint import open_checkpoint
 from tests.gpu import device
-from tests.gpu.children import Child
-from tests.gpu.foreground import Group, running
 from tests.gpu.inside import engine as inside
 from tests.gpu.models import marked
 from tests.process.conftest import Manage, eventually
@@ -33,7 +33,7 @@ def run(model: Path, socket_dir: Path, environ: dict[str, str], tmp_path: Path) 
         def start(*flags: str, of: Path = model, **more: str) -> Group:
             folder = socket_dir / str(len(list(socket_dir.iterdir())))
             folder.mkdir(mode=0o700)
-            return owned.enter_context(running(of, folder, {**environ, **more}, *flags))
+            return owned.enter_context(Group(of, folder, *flags, environ={**environ, **more}))
 
         yield start
 

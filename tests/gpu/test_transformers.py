@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.gpu.children import Child
+from bench.gpu.child import Child
 from tests.gpu.inside import engine as inside
 from tests.process.conftest import Manage
 

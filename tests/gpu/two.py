@@ -18,11 +18,12 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from bench.daemon import Group
+from bench.gpu.child import Child, Raised, prepare
+from bench.gpu.meter import NOTHING
 from bench.gpu.report import Report
 from tests.checkpoints import CONFIG, llama
-from tests.gpu import children, device
-from tests.gpu.children import Child, Raised
-from tests.gpu.foreground import Group, running
+from tests.gpu import device
 from tests.gpu.inside import engine, worker
 
 RANKS = (0, 1)
@@ -48,8 +49,8 @@ def main() -> int:
         print(f"there are no two GPUs here: {why or 'one'}", file=sys.stderr)
         return 2
     report = Report("two GPUs", given.json)
-    report.facts |= {"card": device.name(), "driver": device.driver()}
-    children.prepare()
+    report.facts |= device.meter().facts()
+    prepare([engine.__name__])
     with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
         began = time.monotonic()
         model = llama(Path(folder, "model"), config=LARGER)
@@ -67,7 +68,8 @@ class Trial:
 
     def __init__(self, report: Report, model: Path, folder: Path) -> None:
         self.report, self.model, self.folder = report, model, folder
-        self.gpus = [device.uuid(number) for number in RANKS]
+        self.meters = [device.meter(number) for number in RANKS]
+        self.gpus = [meter.uuid for meter in self.meters]
         self.sockets = ""
         self.groups = 0
 
@@ -76,7 +78,7 @@ class Trial:
         with _workers([{}, {}]) as first:
             for each in first:  # what the driver takes at the first context stays with it
                 each(engine.make_context)
-        before = [device.used(number) for number in RANKS]
+        before = [meter.used() for meter in self.meters]
         flags = ["--gpus", ",".join(self.gpus)]
         for name, more, environ in (
             ("TP 2", [], {}),
@@ -92,8 +94,10 @@ class Trial:
                 self.engines(name, order)
                 self.wrong(name, order)
                 self.report.tell(f"{name}: done")
-            back = all(device.back_at(before[number], number) for number in RANKS)
-            left = [device.used(number) - before[number] for number in RANKS]
+            left = [
+                self.meters[number].back_to(before[number]) - before[number] for number in RANKS
+            ]
+            back = all(abs(more) <= NOTHING for more in left)
             self.report.holds(name, "device memory is back at the start", back, f"{left} B more")
 
     @contextmanager
@@ -104,18 +108,16 @@ class Trial:
         folder.mkdir(mode=0o700)
         settings = {**os.environ, **environ}
         base = ["--memory", "cuda", "--tensor-parallel-size", "2"]
-        with running(self.model, folder, settings, *base, *flags) as group:
+        with Group(self.model, folder, *base, *flags, environ=settings) as group:
             yield group
 
     def placed(self, name: str, group: Group, order: Sequence[int], before: list[int]) -> None:
         """Whether each rank has its own GPU, and takes no more of it than its weights."""
         told = group.serving(*(self.gpus[number] for number in order))
-        device.settles(lambda: not any(device.contexts(number) for number in RANKS))
+        device.settles(lambda: not any(meter.contexts() for meter in self.meters))
         for status, number in zip(told, order, strict=True):
-            more = device.used(number) - before[number] - status.arena_bytes
-            self.report.figure(
-                name, f"GPU {number}: beyond the arena", more, "B", at_most=device.SLACK
-            )
+            more = self.meters[number].used() - before[number] - status.arena_bytes
+            self.report.figure(name, f"GPU {number}: beyond the arena", more, "B", at_most=NOTHING)
         shares = [status.tensor_bytes for status in told]
         self.report.holds(name, "both ranks have as much", shares[0] == shares[1], f"{shares}")
 

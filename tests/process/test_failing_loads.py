@@ -210,7 +210,7 @@ def test_a_silent_loader_is_ended_and_its_phase_named(manage, model):
         manager.until_phase("identifying")
         os.kill(loader_of(manager), signal.SIGSTOP)
         assert manager.ended() == 137
-        assert "the loader said nothing for 1 s while identifying: it was ended" in manager.log
+        assert "the loader made no progress for 1 s while identifying: it was ended" in manager.log
         assert not manager.loaders()
     assert not manager.parked
 

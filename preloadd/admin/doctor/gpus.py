@@ -10,11 +10,11 @@ from preloadd.admin.doctor.interpreter import run
 from preloadd.admin.findings import Finding, note, ok, warning
 from preloadd.admin.world import World
 
-_QUERY = ["--query-gpu=uuid,persistence_mode", "--format=csv,noheader"]
+_QUERY = ["--query-gpu=uuid,name,memory.total,persistence_mode", "--format=csv,noheader"]
 
 
 def examine(world: World) -> Iterator[Finding]:
-    """Whether there is a driver, and whether it keeps what no process uses."""
+    """Whether there is a driver, what GPUs it has, and whether it keeps what no process uses."""
     try:
         text = (world.root / "proc/driver/nvidia/version").read_text()
     except OSError:
@@ -25,7 +25,7 @@ def examine(world: World) -> Iterator[Finding]:
     told = f"driver {version[1] if version else 'of unknown version'}, {len(gpus)} GPUs"
     yield ok("gpu", told) if gpus else warning("gpu", told, "see `nvidia-smi` and the kernel log")
     yield from _nodes(world, len(gpus))
-    yield from _persistence(world)
+    yield from _told_by_driver(world)
 
 
 def _nodes(world: World, gpus: int) -> Iterator[Finding]:
@@ -41,17 +41,20 @@ def _nodes(world: World, gpus: int) -> Iterator[Finding]:
         )
 
 
-def _persistence(world: World) -> Iterator[Finding]:
+def _told_by_driver(world: World) -> Iterator[Finding]:
+    """What each GPU is, and persistence mode."""
     tool = shutil.which("nvidia-smi", path=world.environ.get("PATH"))
     if tool is None:
-        yield note("gpu", "persistence mode is unknown: there is no nvidia-smi")
+        yield note("gpu", "memory and persistence mode are unknown: there is no nvidia-smi")
         return
     said, why = run([tool, *_QUERY], world.environ)
-    modes = [line.partition(", ") for line in said.splitlines() if ", " in line]
-    if not modes:
+    gpus = [fields for line in said.splitlines() if len(fields := line.split(", ")) == 4]
+    if not gpus:
         yield warning("gpu", f"nvidia-smi tells nothing: {why}", "see the kernel log for NVRM, Xid")
         return
-    off = [uuid for uuid, _, mode in modes if mode.strip() != "Enabled"]
+    for uuid, name, memory, _ in gpus:
+        yield ok("gpu", f"{uuid}: {name}, {memory}")
+    off = [uuid for uuid, *_, mode in gpus if mode.strip() != "Enabled"]
     if off:
         yield warning(
             "gpu",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 
 from preloadd import __version__
@@ -12,6 +11,7 @@ from preloadd.admin.doctor import distributions
 from preloadd.admin.findings import Finding, fault, ok, warning
 from preloadd.admin.service import with_this_package
 from preloadd.admin.world import World
+from preloadd.linux.asking import ask
 
 TIMEOUT_S = 30.0
 OLDEST = (3, 11)
@@ -42,22 +42,12 @@ def examine(world: World) -> Iterator[Finding]:
 def run(command: Sequence[str], environ: Mapping[str, str]) -> tuple[str, str]:
     """What a command wrote to standard output, and the last it wrote to standard error."""
     try:
-        done = subprocess.run(  # noqa: S603 the administrator's own interpreter and system tools
-            command,
-            env=with_this_package(environ),
-            capture_output=True,
-            check=False,
-            timeout=TIMEOUT_S,
-            text=True,
-            errors="replace",
-            stdin=subprocess.DEVNULL,
-        )
+        told = ask(command, with_this_package(environ), timeout=TIMEOUT_S)
+    except TimeoutError as error:
+        return "", str(error)
     except OSError as error:
         return "", f"{command[0]}: {error.strerror}"
-    except subprocess.TimeoutExpired:
-        return "", f"{command[0]} did not finish within {TIMEOUT_S:g} s"
-    said = done.stderr.strip().splitlines()
-    return done.stdout, said[-1] if said else f"status {done.returncode}"
+    return told.said.decode(errors="replace"), told.complaint or f"status {told.status}"
 
 
 def _distributions(python: str, world: World) -> Iterator[Finding]:

@@ -7,12 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 
-from preloadd.domain.devices import Device, Probe
+from preloadd.domain.devices import VISIBLE, Device, Probe
 from preloadd.domain.settings import Memory
 from preloadd.errors import DeviceFailed, NoSuchDevice
 from preloadd.memory.cuda import nvml
 from preloadd.memory.cuda.driver import (
-    VISIBLE,
     bindings,
     identify,
     name_of,
@@ -39,15 +38,13 @@ def _device(cu: ModuleType, number: int, root: Path) -> Device:
     device = identify(cu, number)
     pci = _pci(cu, number)
     minor = _minor(root, pci)
-    memory = nvml.free_total(device)
     return Device(
         id=device,
         name=name_of(cu, number),
         memory=Memory.CUDA,
         pci=pci,
         minor=nvml.minor(device) if minor < 0 else minor,
-        total=int(value(cu, f"asking GPU {number} its size", cu.cuDeviceTotalMem(number))),
-        free=-1 if memory is None else memory[0],
+        total=int(value(cu, f"asking GPU {number} its size", cu.cuDeviceTotalMem, number)),
         persistence=nvml.persistence(device),
         problem=sharing_problem(cu, number),
     )
@@ -55,8 +52,7 @@ def _device(cu: ModuleType, number: int, root: Path) -> Device:
 
 def _pci(cu: ModuleType, number: int) -> str:
     """The address on the bus, written as the kernel does: 0000:1b:00.0."""
-    asked = cu.cuDeviceGetPCIBusId(32, number)
-    raw: bytes = value(cu, f"asking GPU {number} where it is", asked)
+    raw: bytes = value(cu, f"asking GPU {number} where it is", cu.cuDeviceGetPCIBusId, 32, number)
     return raw.partition(b"\0")[0].decode().lower()
 
 

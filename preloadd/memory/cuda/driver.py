@@ -7,13 +7,14 @@ that frameworks use as well; a thread gets its own context back after each use.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from types import ModuleType, TracebackType
-from typing import TypeVar
+from typing import Any
 
+from preloadd.domain.devices import VISIBLE
 from preloadd.domain.ids import DeviceId
-from preloadd.domain.settings import Memory
-from preloadd.errors import DeviceFailed, NoSuchDevice
+from preloadd.errors import DamagedManifest, DeviceFailed, NoSuchDevice, PreloadError
 from preloadd.linux.fds import OwnedFd
 from preloadd.memory import pinned
 from preloadd.memory.api import Rows
@@ -22,13 +23,13 @@ from preloadd.memory.pinned import Pinned
 from preloadd.memory.status import (
     DEINITIALIZED,
     HINT,
+    Room,
     meaning_of,
     require_descriptor,
 )
 
-VISIBLE = "CUDA_VISIBLE_DEVICES"
-
-_T = TypeVar("_T")
+_Call = Callable[..., tuple[Any, ...]]
+"""A call of the binding: answers with a status and values."""
 
 
 def bindings() -> ModuleType:
@@ -70,7 +71,7 @@ _REMEDIES = {
 }
 
 
-def open_device(device: DeviceId, environ: Mapping[str, str] = os.environ) -> CudaDriver:
+def open_device(device: DeviceId, environ: Mapping[str, str]) -> CudaDriver:
     """The device of this UUID; NoSuchDevice names those that are visible, and what hides others."""
     cu = bindings()
     seen = []
@@ -97,12 +98,12 @@ def _told(seen: list[DeviceId], environ: Mapping[str, str]) -> str:
 
 def numbers(cu: ModuleType) -> range:
     """How this process, and a framework in it, may call its devices."""
-    return range(value(cu, "counting the GPUs", cu.cuDeviceGetCount()))
+    return range(value(cu, "counting the GPUs", cu.cuDeviceGetCount))
 
 
 def identify(cu: ModuleType, number: int) -> DeviceId:
     """The UUID of the device with this number, as the driver's own tools write it."""
-    uuid = value(cu, f"asking GPU {number} who it is", cu.cuDeviceGetUuid(number)).bytes.hex()
+    uuid = value(cu, f"asking GPU {number} who it is", cu.cuDeviceGetUuid, number).bytes.hex()
     parts = uuid[:8], uuid[8:12], uuid[12:16], uuid[16:20], uuid[20:]
     # A part of a GPU has a UUID of its own, and is told by its name: "NVIDIA H200 MIG 1g.18gb".
     return DeviceId(("MIG-" if " MIG " in name_of(cu, number) else "GPU-") + "-".join(parts))
@@ -110,7 +111,7 @@ def identify(cu: ModuleType, number: int) -> DeviceId:
 
 def name_of(cu: ModuleType, number: int) -> str:
     """What the maker calls the device."""
-    raw: bytes = value(cu, f"asking GPU {number} its name", cu.cuDeviceGetName(128, number))
+    raw: bytes = value(cu, f"asking GPU {number} its name", cu.cuDeviceGetName, 128, number)
     return raw.partition(b"\0")[0].decode(errors="replace")
 
 
@@ -120,7 +121,7 @@ def sharing_problem(cu: ModuleType, number: int) -> str:
     vmm = attribute.CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
     fds = attribute.CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED
     for wanted, what in ((vmm, "virtual memory management"), (fds, "memory behind descriptors")):
-        if not value(cu, f"asking GPU {number}", cu.cuDeviceGetAttribute(wanted, number)):
+        if not value(cu, f"asking GPU {number}", cu.cuDeviceGetAttribute, wanted, number):
             return (
                 f"this GPU or its driver does not support {what} (vGPU, WSL or a driver before "
                 "450): use another driver, or host memory (memory = host)"
@@ -128,11 +129,24 @@ def sharing_problem(cu: ModuleType, number: int) -> str:
     return ""
 
 
-def value(cu: ModuleType, doing: str, answer: tuple[int, _T]) -> _T:
-    """What a call without a device answered; DeviceFailed if it failed."""
-    if answer[0]:
-        raise DeviceFailed(f"{doing} failed: {_words(cu, answer[0])}: {HINT}")
-    return answer[1]
+def value(cu: ModuleType, doing: str, call: _Call, *arguments: object) -> Any:  # noqa: ANN401
+    """What a call without a device answers; DeviceFailed if it fails."""
+    status, found = _answer(doing, "", call, arguments)
+    if status:
+        raise DeviceFailed(f"{doing} failed: {_words(cu, status)}: {HINT}")
+    return found
+
+
+def _answer(doing: str, where: str, call: _Call, arguments: tuple[object, ...]) -> tuple[Any, ...]:
+    """Status and values of a call; DeviceFailed where the binding has no words for them.
+
+    It raises ValueError for a status newer than itself, RuntimeError for a call that the driver
+    lacks.
+    """
+    try:
+        return call(*arguments)
+    except (ValueError, RuntimeError) as error:
+        raise DeviceFailed(f"{doing} failed{where}: {error}: {HINT}") from error
 
 
 def _words(cu: ModuleType, status: int) -> str:
@@ -149,12 +163,11 @@ class CudaDriver:
     the driver, which is slower but may be allowed where the former is not.
     """
 
-    memory = Memory.CUDA
-
     def __init__(self, cu: ModuleType, number: int, device: DeviceId) -> None:
         """NoSuchDevice if its memory cannot be shared; DeviceFailed if it gives no context."""
         self._cu, self._number, self._device = cu, number, device
         self._name = name_of(cu, number)
+        self._where = f" on {device} ({self._name})"
         if problem := sharing_problem(cu, number):
             raise NoSuchDevice(f"{device} ({self._name}): {problem}")
         self.registering = True
@@ -165,7 +178,7 @@ class CudaDriver:
         self._writable = _access(
             cu, number, cu.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
         )
-        self._context = self._value("opening it", cu.cuDevicePrimaryCtxRetain(number))
+        (self._context,) = self._ask("opening it", cu.cuDevicePrimaryCtxRetain, number)
         self._current = _Current(self)
 
     @property
@@ -179,9 +192,11 @@ class CudaDriver:
         and what a chunk has at its end beyond its tensors is wasted."""
         if not self._granularity:
             least = self._cu.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
-            self._granularity = self._value(
+            (self._granularity,) = self._ask(
                 "asking for its granularity",
-                self._cu.cuMemGetAllocationGranularity(self._properties, least),
+                self._cu.cuMemGetAllocationGranularity,
+                self._properties,
+                least,
             )
         return self._granularity
 
@@ -191,158 +206,183 @@ class CudaDriver:
 
     def push(self) -> None:
         """Make the context this thread's; use `current`."""
-        self._done("using its context", self._cu.cuCtxPushCurrent(self._context))
+        # After the driver's end too: what is given up then needs no context, all else fails.
+        self._give_up("using its context", self._cu.cuCtxPushCurrent, self._context)
 
     def pop(self) -> None:
         """Give the thread back the context it had; use `current`."""
-        self._cu.cuCtxPopCurrent()
+        with suppress(ValueError):  # a status without a name: none matters here
+            self._cu.cuCtxPopCurrent()
 
     def room(self) -> tuple[int, str]:
         """Bytes free now; the text says who has the rest, as far as NVML tells."""
-        status, free, total = self._cu.cuMemGetInfo()
-        self._done("asking for its free memory", (status,))
+        free, total = self._ask("asking for its free memory", self._cu.cuMemGetInfo)
         return free, f"{self._device} ({self._name}){nvml.shares(self._device, total - free)}"
 
     def create(self, nbytes: int) -> int:
         """Allocate memory that can be exported."""
-        status, handle = self._cu.cuMemCreate(nbytes, self._properties, 0)
-        if status:
-            require_descriptor("allocating a chunk")
-        self._done(f"allocating {nbytes:,} bytes", (status,), nbytes=nbytes)
+        doing = f"allocating {nbytes:,} bytes"
+        (handle,) = self._ask(
+            doing, self._cu.cuMemCreate, nbytes, self._properties, 0, wanted=nbytes, opens=True
+        )
         return int(handle)
 
     def export(self, handle: int) -> OwnedFd:
         """A close-on-exec descriptor; OutOfDescriptors where the process has none left."""
-        status, fd = self._cu.cuMemExportToShareableHandle(handle, self._fd_type, 0)
-        if status:
-            require_descriptor("exporting a chunk")
-        self._done("exporting a chunk", (status,))
+        call = self._cu.cuMemExportToShareableHandle
+        (fd,) = self._ask("exporting a chunk", call, handle, self._fd_type, 0, opens=True)
         owned = OwnedFd(int(fd))
         os.set_inheritable(owned.fileno(), False)  # noqa: FBT003 - the name says it
         return owned
 
     def import_fd(self, fd: int) -> int:
         """A handle of an exported chunk; DamagedManifest if the driver knows no such memory."""
-        status, handle = self._cu.cuMemImportFromShareableHandle(fd, self._fd_type)
-        if status:
-            require_descriptor("importing a chunk")
-        self._done("importing a chunk", (status,), foreign=True)
+        call = self._cu.cuMemImportFromShareableHandle
+        (handle,) = self._ask(
+            "importing a chunk", call, fd, self._fd_type, opens=True, foreign=True
+        )
         return int(handle)
+
+    def require_home(self, handle: int) -> None:
+        """DamagedManifest if the memory is another GPU's, which could be mapped all the same."""
+        call = self._cu.cuMemGetAllocationPropertiesFromHandle
+        (properties,) = self._ask("asking where a chunk is", call, handle)
+        if properties.location.id != self._number:
+            raise DamagedManifest(
+                f"a chunk is in the memory of another GPU than {self._device} ({self._name})"
+            )
 
     def release(self, handle: int) -> None:
         """Give the handle up."""
-        self._done("releasing a chunk", self._cu.cuMemRelease(handle))
+        self._give_up("releasing a chunk", self._cu.cuMemRelease, handle)
 
-    def reserve(self, nbytes: int) -> int:
+    def reserve(self, nbytes: int, *, foreign: bool = False) -> int:
         """Addresses without memory, where the driver likes."""
-        status, address = self._cu.cuMemAddressReserve(nbytes, 0, 0, 0)
-        self._done(
-            f"reserving {nbytes:,} bytes of addresses", (status,), nbytes=nbytes, foreign=True
-        )
+        doing, call = f"reserving {nbytes:,} bytes of addresses", self._cu.cuMemAddressReserve
+        (address,) = self._ask(doing, call, nbytes, 0, 0, 0, wanted=nbytes, foreign=foreign)
         return int(address)
 
     def free(self, address: int, nbytes: int) -> None:
         """Give a whole reservation up."""
-        self._done("giving addresses up", self._cu.cuMemAddressFree(address, nbytes))
+        self._give_up("giving addresses up", self._cu.cuMemAddressFree, address, nbytes)
 
-    def map(self, address: int, nbytes: int, handle: int) -> None:
-        """Map from the start of a chunk; DamagedManifest if it has fewer bytes."""
-        answer = self._cu.cuMemMap(address, nbytes, 0, handle, 0)
-        self._done(f"mapping a chunk as {nbytes} bytes", answer, nbytes=nbytes, foreign=True)
+    def map(self, address: int, nbytes: int, handle: int, *, foreign: bool = False) -> None:
+        """Map from the start of a chunk; DamagedManifest if a foreign one has fewer bytes."""
+        doing, call = f"mapping a chunk as {nbytes} bytes", self._cu.cuMemMap
+        self._ask(doing, call, address, nbytes, 0, handle, 0, wanted=nbytes, foreign=foreign)
 
     def unmap(self, address: int, nbytes: int) -> None:
         """Take back one `map`."""
-        self._done("unmapping a chunk", self._cu.cuMemUnmap(address, nbytes))
+        self._give_up("unmapping a chunk", self._cu.cuMemUnmap, address, nbytes)
 
     def allow(self, address: int, nbytes: int, *, writable: bool) -> None:
         """Access for this device alone: each more would cost every attachment as much again."""
         access = self._writable if writable else self._readable
-        answer = self._cu.cuMemSetAccess(address, nbytes, access, 1)
-        self._done("setting access", answer, nbytes=nbytes)
+        call = self._cu.cuMemSetAccess
+        self._ask("setting access", call, address, nbytes, access, 1, wanted=nbytes)
 
     def clear(self, address: int, nbytes: int) -> None:
         """Zeros, all there when this returns, whatever queue writes next."""
-        self._done("clearing a chunk", self._cu.cuMemsetD32Async(address, 0, nbytes // 4, 0))
+        self._ask("clearing a chunk", self._cu.cuMemsetD32Async, address, 0, nbytes // 4, 0)
         self.wait(0)
 
     def synchronize(self) -> None:
         """Wait for everything that was asked of the context."""
-        self._done("waiting for its work", self._cu.cuCtxSynchronize())
+        self._give_up("waiting for its work", self._cu.cuCtxSynchronize)
 
     def pin(self, nbytes: int) -> Pinned:
         """Large pages of ours, or what the driver allocates where it cannot register them."""
         if self.registering:
             memory = pinned.allocate(nbytes)
-            (status,) = self._cu.cuMemHostRegister(memory.address, nbytes, 0)
-            if not status:
+            try:
+                call = self._cu.cuMemHostRegister
+                self._ask("registering host memory", call, memory.address, nbytes, 0)
+            except PreloadError:
+                memory.release()
+                # Not every driver, nor every sandbox, can. One that cannot need not be asked again.
+                self.registering = False
+            else:
                 return memory
-            memory.release()
-            # Not every driver, nor every sandbox, can. One that cannot need not be asked again.
-            self.registering = False
-        status, address = self._cu.cuMemHostAlloc(nbytes, 0)
-        self._done(f"allocating {nbytes:,} bytes of pinned host memory", (status,))
+        doing, call = f"allocating {nbytes:,} bytes of pinned host memory", self._cu.cuMemHostAlloc
+        (address,) = self._ask(doing, call, nbytes, 0, wanted=nbytes, room=pinned.room)
         return pinned.foreign(int(address), nbytes)
 
     def unpin(self, memory: Pinned) -> None:
         """Undo `pin`, in the way it was done."""
         if memory.area is None:
             memory.release()
-            answer = self._cu.cuMemFreeHost(memory.address)
+            self._give_up("unpinning host memory", self._cu.cuMemFreeHost, memory.address)
         else:
-            answer = self._cu.cuMemHostUnregister(memory.address)
+            self._give_up("unpinning host memory", self._cu.cuMemHostUnregister, memory.address)
             memory.release()
-        self._done("unpinning host memory", answer)
 
     def open_queue(self) -> int:
         """A stream that does not wait for the default one."""
         flags = self._cu.CUstream_flags.CU_STREAM_NON_BLOCKING
-        return int(self._value("opening a stream", self._cu.cuStreamCreate(flags)))
+        (queue,) = self._ask("opening a stream", self._cu.cuStreamCreate, flags)
+        return int(queue)
 
     def close_queue(self, queue: int) -> None:
         """Give the stream up."""
-        self._done("closing a stream", self._cu.cuStreamDestroy(queue))
+        self._give_up("closing a stream", self._cu.cuStreamDestroy, queue)
 
     def copy_rows_in(self, target: int, source: int, rows: Rows, queue: int) -> None:
         """One copy on the stream; rows that follow each other are one."""
         source += rows.skip
         if rows.count == 1 or rows.stride == rows.nbytes:
-            answer = self._cu.cuMemcpyHtoDAsync(target, source, rows.total, queue)
+            call = self._cu.cuMemcpyHtoDAsync
+            self._ask("copying to it", call, target, source, rows.total, queue)
         else:
-            answer = self._cu.cuMemcpy2DAsync(_block(self._cu, target, source, rows), queue)
-        self._done("copying to it", answer)
+            block = _block(self._cu, target, source, rows)
+            self._ask("copying to it", self._cu.cuMemcpy2DAsync, block, queue)
 
     def wait(self, queue: int) -> None:
         """Wait for the stream; what failed on it is told here."""
-        self._done("copying to it", self._cu.cuStreamSynchronize(queue))
+        self._ask("copying to it", self._cu.cuStreamSynchronize, queue)
 
     def copy_out(self, address: int, nbytes: int) -> bytes:
         """A copy in pageable memory: for checks, not for speed."""
         data = bytearray(nbytes)
-        self._done("copying from it", self._cu.cuMemcpyDtoH(data, address, nbytes))
+        self._ask("copying from it", self._cu.cuMemcpyDtoH, data, address, nbytes)
         return bytes(data)
 
     def close(self) -> None:
         """Give the use of the context up; the last one ends it."""
-        self._done("closing it", self._cu.cuDevicePrimaryCtxRelease(self._number))
+        self._give_up("closing it", self._cu.cuDevicePrimaryCtxRelease, self._number)
 
-    def _value(self, doing: str, answer: tuple[int, _T]) -> _T:
-        self._done(doing, answer)
-        return answer[1]
-
-    def _done(
+    def _ask(
         self,
         doing: str,
-        answer: tuple[int, *tuple[object, ...]],
-        *,
-        nbytes: int = 0,
+        call: _Call,
+        *arguments: object,
+        wanted: int = 0,
+        room: Room | None = None,
         foreign: bool = False,
-    ) -> None:
-        """Raise what a status means. `nbytes`: what was asked for; `foreign`: what a peer sent."""
-        status = answer[0]
-        # The driver ends before this process does, and gives everything up when it does.
+        opens: bool = False,
+    ) -> tuple[Any, ...]:
+        """The values that a call answers with; else what its status means.
+
+        `wanted`, `room` and `foreign` are as of `meaning_of`, where the room is the device's unless
+        another is given; `opens`: it may fail for want of a descriptor.
+        """
+        answer = _answer(doing, self._where, call, arguments)
+        if status := answer[0]:
+            if opens:
+                require_descriptor(doing)
+            words = f"{doing} failed{self._where}: {_words(self._cu, status)}"
+            room = room or self.room
+            raise meaning_of(status, words, room=room, wanted=wanted, foreign=foreign)
+        return answer[1:]
+
+    def _give_up(self, doing: str, call: _Call, *arguments: object) -> None:
+        """Make a call that gives something up, or waits to do so.
+
+        The driver ends before this process does, and gives everything up when it does.
+        """
+        status = _answer(doing, self._where, call, arguments)[0]
         if status and status != DEINITIALIZED:
-            words = f"{doing} failed on {self._device} ({self._name}): {_words(self._cu, status)}"
-            raise meaning_of(status, words, room=self.room, wanted=nbytes, foreign=foreign)
+            words = f"{doing} failed{self._where}: {_words(self._cu, status)}"
+            raise meaning_of(status, words, room=self.room)
 
 
 class _Current:

@@ -54,14 +54,22 @@ def session() -> Iterator[ModuleType | None]:
             pynvml.nvmlShutdown()
 
 
-def holders(device: DeviceId) -> list[Holder]:
-    """The processes on a GPU, largest first. Those of other containers may be missing."""
+def holders(device: DeviceId) -> list[Holder] | None:
+    """The processes on a GPU, largest first; None if nobody tells. Those of other containers may
+    be missing."""
 
     def ask(nvml: ModuleType, handle: object) -> list[Holder]:
-        found = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
-        return [Holder(int(p.pid), _name(p.pid), int(p.usedGpuMemory or 0)) for p in found]
+        found = list(nvml.nvmlDeviceGetComputeRunningProcesses(handle))
+        with suppress(nvml.NVMLError):  # no part of a GPU tells who draws on it
+            found += nvml.nvmlDeviceGetGraphicsRunningProcesses(handle)
+        # One that computes and draws is told twice, with all that it holds.
+        sizes: dict[int, int] = {}
+        for process in found:
+            sizes[process.pid] = max(sizes.get(process.pid, 0), process.usedGpuMemory or 0)
+        return [Holder(pid, _name(pid), nbytes) for pid, nbytes in sizes.items()]
 
-    return sorted(_answer(device, ask) or [], key=lambda holder: -holder.nbytes)
+    found = _answer(device, ask)
+    return found and sorted(found, key=lambda holder: -holder.nbytes)
 
 
 def persistence(device: DeviceId) -> bool | None:
@@ -75,28 +83,25 @@ def minor(device: DeviceId) -> int:
     return -1 if found is None else found
 
 
-def free_total(device: DeviceId) -> tuple[int, int] | None:
-    """Bytes free and in all, without using the GPU; None if nobody tells."""
-
-    def ask(nvml: ModuleType, handle: object) -> tuple[int, int]:
-        memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-        return int(memory.free), int(memory.total)
-
-    return _answer(device, ask)
-
-
 def shares(device: DeviceId, used: int) -> str:
     """Who holds the `used` bytes of a GPU, as the middle of a sentence; '' if that says nothing."""
-    found = [holder for holder in holders(device) if holder.nbytes] if used > NEGLIGIBLE else []
-    if not found:
+    found = holders(device) if used > NEGLIGIBLE else None
+    if found is None:
         return ""
     others = [holder for holder in found if holder.pid != os.getpid()]
-    told = [f"pid {h.pid} ({h.name}) holds {h.nbytes / _GIB:.1f} GiB" for h in others[:MOST]]
+    told = [f"pid {h.pid} ({h.name}) holds {_amount(h.nbytes)}" for h in others[:MOST]]
     rest = used - sum(holder.nbytes for holder in found)
-    if rest > NEGLIGIBLE:
+    if rest > NEGLIGIBLE and all(holder.nbytes for holder in found):
         # Memory behind a descriptor is in no process's account.
-        told.append(f"{rest / _GIB:.1f} GiB are no process's (weights that a daemon keeps, mostly)")
+        told.append(
+            f"{rest / _GIB:.1f} GiB are of no process that is seen here (weights that a daemon "
+            "keeps, or another container's)"
+        )
     return f", where {', '.join(told)}," if told else ""
+
+
+def _amount(nbytes: int) -> str:
+    return f"{nbytes / _GIB:.1f} GiB" if nbytes else "an unknown amount"
 
 
 def _answer(device: DeviceId, ask: Callable[[ModuleType, object], _T]) -> _T | None:

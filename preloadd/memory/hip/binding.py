@@ -3,6 +3,9 @@
 From HIP's public headers, hip/hip_runtime_api.h and hip/driver_types.h of ROCm 6 and 7: of the
 structures only the members that were there from the first version with them are used, and numbers
 of enumerations that are CUDA's as well.
+
+What hipMemImportFromShareableHandle takes for a descriptor has changed: its address up to ROCm 7.0,
+itself since 7.1 (github.com/ROCm/rocm-systems, pull request 759).
 """
 
 from __future__ import annotations
@@ -26,6 +29,8 @@ GRANULARITY_MINIMUM = 0  # hipMemAllocationGranularityMinimum
 STREAM_NON_BLOCKING = 1  # hipStreamNonBlocking
 HOST_TO_DEVICE = 1  # hipMemcpyHostToDevice
 
+FDS_BY_VALUE = 70_100_000
+"""From this version on, as hipRuntimeGetVersion tells it, a descriptor is imported by its value."""
 
 _PROPERTIES = struct.Struct("@iiiiPBBH4x")
 _ACCESS = struct.Struct("@iii")
@@ -47,6 +52,7 @@ def access(number: int, flags: int) -> bytes:
 _CALLS: dict[str, tuple[object, ...]] = {
     "hipInit": (c_uint,),
     "hipGetDeviceCount": (POINTER(c_int),),
+    "hipRuntimeGetVersion": (POINTER(c_int),),
     "hipGetDevice": (POINTER(c_int),),
     "hipSetDevice": (c_int,),
     "hipDeviceGetUuid": (c_char_p, c_int),
@@ -59,7 +65,6 @@ _CALLS: dict[str, tuple[object, ...]] = {
     "hipMemCreate": (POINTER(c_void_p), c_size_t, c_char_p, c_ulonglong),
     "hipMemRelease": (c_void_p,),
     "hipMemExportToShareableHandle": (POINTER(c_int), c_void_p, c_int, c_ulonglong),
-    # The descriptor itself, cast to a pointer, as with CUDA.
     "hipMemImportFromShareableHandle": (POINTER(c_void_p), c_void_p, c_int),
     "hipMemAddressReserve": (POINTER(c_void_p), c_size_t, c_size_t, c_void_p, c_ulonglong),
     "hipMemAddressFree": (c_void_p, c_size_t),

@@ -13,20 +13,19 @@ from ctypes import byref, c_int, c_size_t, c_void_p
 from pathlib import Path
 
 from preloadd.domain.ids import DeviceId
-from preloadd.domain.settings import Memory
 from preloadd.errors import DeviceFailed, NoSuchDevice
 from preloadd.linux.fds import OwnedFd
 from preloadd.memory import pinned
 from preloadd.memory.api import Rows
 from preloadd.memory.hip import binding as b
 from preloadd.memory.pinned import Pinned
-from preloadd.memory.status import DEINITIALIZED, HINT, meaning_of, require_descriptor
+from preloadd.memory.status import DEINITIALIZED, HINT, Room, meaning_of, require_descriptor
 
 VISIBLE = "HIP_VISIBLE_DEVICES"
 
 
 def open_device(
-    device: DeviceId, environ: Mapping[str, str] = os.environ, library: Path | None = None
+    device: DeviceId, environ: Mapping[str, str], library: Path | None = None
 ) -> HipDriver:
     """The device of this UUID; NoSuchDevice names those that are visible, and what hides others."""
     hip = initialised(library)
@@ -102,6 +101,7 @@ class HipDriver:
         """NoSuchDevice if its memory cannot be shared."""
         self._hip, self._number, self._device = hip, number, device
         self._name = name_of(hip, number)
+        self._fds_by_value = version(hip) >= b.FDS_BY_VALUE
         self._properties = b.properties(number)
         self._granularity = granularity(hip, number)
         if not self._granularity:
@@ -116,11 +116,6 @@ class HipDriver:
         return self._device
 
     @property
-    def memory(self) -> Memory:
-        """HIP."""
-        return Memory.HIP
-
-    @property
     def granularity(self) -> int:
         """The least the driver allows."""
         return self._granularity
@@ -129,8 +124,8 @@ class HipDriver:
     def current(self) -> Iterator[None]:
         """The device, for this thread and the length of a block."""
         before = c_int()
-        self._done("asking for the device", self._hip.hipGetDevice(byref(before)))
-        self._done("using it", self._hip.hipSetDevice(self._number))
+        self._given_up("asking for the device", self._hip.hipGetDevice(byref(before)))
+        self._given_up("using it", self._hip.hipSetDevice(self._number))
         try:
             yield
         finally:
@@ -146,54 +141,52 @@ class HipDriver:
         """Allocate memory that can be exported."""
         handle = c_void_p()
         status = self._hip.hipMemCreate(byref(handle), nbytes, self._properties, 0)
-        if status:
-            require_descriptor("allocating a chunk")
-        self._done(f"allocating {nbytes:,} bytes", status, wanted=nbytes)
+        self._done(f"allocating {nbytes:,} bytes", status, wanted=nbytes, opens=True)
         return handle.value or 0
 
     def export(self, handle: int) -> OwnedFd:
         """A close-on-exec descriptor; OutOfDescriptors where the process has none left."""
         fd = c_int(-1)
         status = self._hip.hipMemExportToShareableHandle(byref(fd), handle, b.HANDLE_FD, 0)
-        if status:
-            require_descriptor("exporting a chunk")
-        self._done("exporting a chunk", status)
+        self._done("exporting a chunk", status, opens=True)
         owned = OwnedFd(fd.value)
         os.set_inheritable(owned.fileno(), False)  # noqa: FBT003 - the name says it
         return owned
 
     def import_fd(self, fd: int) -> int:
         """A handle of an exported chunk; DamagedManifest if the driver knows no such memory."""
-        handle = c_void_p()
-        status = self._hip.hipMemImportFromShareableHandle(byref(handle), fd, b.HANDLE_FD)
-        if status:
-            require_descriptor("importing a chunk")
-        self._done("importing a chunk", status, foreign=True)
+        handle, theirs = c_void_p(), c_int(fd)
+        given = fd if self._fds_by_value else byref(theirs)
+        status = self._hip.hipMemImportFromShareableHandle(byref(handle), given, b.HANDLE_FD)
+        self._done("importing a chunk", status, foreign=True, opens=True)
         return handle.value or 0
+
+    def require_home(self, handle: int) -> None:
+        """Nothing: HIP says of all that is imported that it is the current device's."""
 
     def release(self, handle: int) -> None:
         """Give the handle up."""
-        self._done("releasing a chunk", self._hip.hipMemRelease(handle))
+        self._given_up("releasing a chunk", self._hip.hipMemRelease(handle))
 
-    def reserve(self, nbytes: int) -> int:
+    def reserve(self, nbytes: int, *, foreign: bool = False) -> int:
         """Addresses without memory, where the driver likes."""
-        address = c_void_p()
+        address, doing = c_void_p(), f"reserving {nbytes:,} bytes of addresses"
         status = self._hip.hipMemAddressReserve(byref(address), nbytes, 0, None, 0)
-        self._done(f"reserving {nbytes:,} bytes of addresses", status, wanted=nbytes, foreign=True)
+        self._done(doing, status, wanted=nbytes, foreign=foreign)
         return address.value or 0
 
     def free(self, address: int, nbytes: int) -> None:
         """Give a whole reservation up."""
-        self._done("giving addresses up", self._hip.hipMemAddressFree(address, nbytes))
+        self._given_up("giving addresses up", self._hip.hipMemAddressFree(address, nbytes))
 
-    def map(self, address: int, nbytes: int, handle: int) -> None:
-        """Map from the start of a chunk; DamagedManifest if it has fewer bytes."""
+    def map(self, address: int, nbytes: int, handle: int, *, foreign: bool = False) -> None:
+        """Map from the start of a chunk; DamagedManifest if a foreign one has fewer bytes."""
         status = self._hip.hipMemMap(address, nbytes, 0, handle, 0)
-        self._done(f"mapping a chunk as {nbytes} bytes", status, wanted=nbytes, foreign=True)
+        self._done(f"mapping a chunk as {nbytes} bytes", status, wanted=nbytes, foreign=foreign)
 
     def unmap(self, address: int, nbytes: int) -> None:
         """Take back one `map`."""
-        self._done("unmapping a chunk", self._hip.hipMemUnmap(address, nbytes))
+        self._given_up("unmapping a chunk", self._hip.hipMemUnmap(address, nbytes))
 
     def allow(self, address: int, nbytes: int, *, writable: bool) -> None:
         """Access for this device alone."""
@@ -210,7 +203,7 @@ class HipDriver:
 
     def synchronize(self) -> None:
         """Wait for everything that was asked of the device."""
-        self._done("waiting for its work", self._hip.hipDeviceSynchronize())
+        self._given_up("waiting for its work", self._hip.hipDeviceSynchronize())
 
     def pin(self, nbytes: int) -> Pinned:
         """Large pages of ours, registered."""
@@ -218,14 +211,15 @@ class HipDriver:
         status = self._hip.hipHostRegister(memory.address, nbytes, 0)
         if status:
             memory.release()
-        self._done(f"pinning {nbytes:,} bytes of host memory", status)
+        doing = f"pinning {nbytes:,} bytes of host memory"
+        self._done(doing, status, wanted=nbytes, room=pinned.room)
         return memory
 
     def unpin(self, memory: Pinned) -> None:
         """Undo `pin`."""
         status = self._hip.hipHostUnregister(memory.address)
         memory.release()
-        self._done("unpinning host memory", status)
+        self._given_up("unpinning host memory", status)
 
     def open_queue(self) -> int:
         """A stream that does not wait for the default one."""
@@ -236,7 +230,7 @@ class HipDriver:
 
     def close_queue(self, queue: int) -> None:
         """Give the stream up."""
-        self._done("closing a stream", self._hip.hipStreamDestroy(queue))
+        self._given_up("closing a stream", self._hip.hipStreamDestroy(queue))
 
     def copy_rows_in(self, target: int, source: int, rows: Rows, queue: int) -> None:
         """One copy on the stream; rows that follow each other are one."""
@@ -262,10 +256,34 @@ class HipDriver:
     def close(self) -> None:
         """Nothing: the runtime keeps its context while the process lives."""
 
-    def _done(self, doing: str, status: int, *, wanted: int = 0, foreign: bool = False) -> None:
-        if status and status != DEINITIALIZED:
+    def _done(
+        self,
+        doing: str,
+        status: int,
+        *,
+        wanted: int = 0,
+        room: Room | None = None,
+        foreign: bool = False,
+        opens: bool = False,
+    ) -> None:
+        """Raise what a status means, as in `memory.cuda.driver`."""
+        if status:
+            if opens:
+                require_descriptor(doing)
             words = f"{doing} failed on {self._device} ({self._name}): {_words(self._hip, status)}"
-            raise meaning_of(status, words, room=self.room, wanted=wanted, foreign=foreign)
+            room = room or self.room
+            raise meaning_of(status, words, room=room, wanted=wanted, foreign=foreign)
+
+    def _given_up(self, doing: str, status: int) -> None:
+        """As `_done`, of what is no failure after the driver's own end."""
+        self._done(doing, 0 if status == DEINITIALIZED else status)
+
+
+def version(hip: ctypes.CDLL) -> int:
+    """The runtime's version: 7.1.25424 is 70125424."""
+    found = c_int()
+    require(hip, "asking HIP its version", hip.hipRuntimeGetVersion(byref(found)))
+    return found.value
 
 
 def granularity(hip: ctypes.CDLL, number: int) -> int:

@@ -5,6 +5,7 @@ import pytest
 
 from preloadd.admin.service import PACKAGE_ROOT, service, with_this_package
 from tests.unit.admin.conftest import ME
+from tests.unit.linux.test_process import eventually, is_gone
 
 ENVIRON = {"PATH": os.environ["PATH"]}
 
@@ -15,7 +16,15 @@ def test_what_a_command_says_last_is_why_it_fails():
     assert mine.fails(["/bin/sh", "-c", "exit 0"]) == ""
     assert mine.fails(["/bin/sh", "-c", "echo one >&2; echo two >&2; exit 3"]) == "two"
     assert mine.fails(["/bin/sh", "-c", "exit 3"]) == "/bin/sh ended with status 3"
-    assert mine.fails(["/nowhere/x"]) == "/nowhere/x: No such file or directory"
+    assert mine.fails(["/nowhere/x"]) == "/nowhere/x cannot be started: No such file or directory"
+
+
+def test_a_command_that_never_ends_is_ended_with_all_it_started(tmp_path, monkeypatch):
+    monkeypatch.setattr("preloadd.admin.service.TIMEOUT_S", 0.3)
+    pid = tmp_path / "pid"
+    why, said = service(ME, ENVIRON).answer(["/bin/sh", "-c", f"yes & echo $! > {pid}; yes"])
+    assert (why, said) == ("/bin/sh did not finish within 0.3 s", b"")
+    assert eventually(lambda: is_gone(int(pid.read_text())))
 
 
 def test_interpreters_that_can_load_and_cannot():

@@ -1,6 +1,6 @@
 import pytest
 
-from preloadd.domain.devices import Device, Probe, choose, joined, unseen_slices
+from preloadd.domain.devices import VISIBLE, Device, Probe, choose, further_looks, joined
 from preloadd.errors import NoSuchDevice
 
 A, B, C = (
@@ -16,7 +16,6 @@ PROBE = Probe(tuple(Device(uuid, "NVIDIA H200") for uuid in (A, B, C)), "580")
         ((), 1, (A,)),
         ((), 2, (A, B)),
         (("all",), 3, (A, B, C)),
-        (("all",), 2, (A, B)),
         ((C,), 1, (C,)),
         ((C, A), 2, (C, A)),
         (("GPU-0", "GPU-53b2"), 2, (C, B)),
@@ -35,6 +34,8 @@ def test_gpus_are_chosen_in_the_order_they_are_named(wanted, count, chosen):
         ((A,), 2, rf"2 different GPUs are needed.*there are 1 \({A}\)"),
         ((A, A), 2, "2 different GPUs are needed"),
         ((A, B), 1, "1 different GPUs are needed"),
+        (("all",), 2, rf"2 different GPUs are needed.*there are 3 \({A}, {B}, {C}\): name as many"),
+        (("all",), 4, rf"4 different GPUs are needed.*there are 3 \({A}, {B}, {C}\)"),
         ((), 4, "4 different GPUs are needed.*there are 3.*change the sizes$"),
     ],
 )
@@ -68,7 +69,7 @@ def test_a_gpu_that_cannot_share_is_refused_with_its_reason():
 
 
 @pytest.mark.parametrize(
-    ("wanted", "visible", "alone"),
+    ("wanted", "visible", "further"),
     [
         ((), None, ()),
         ((SLICE, OTHER), None, (OTHER,)),
@@ -79,8 +80,17 @@ def test_a_gpu_that_cannot_share_is_refused_with_its_reason():
         ((OTHER,), "0", ()),
     ],
 )
-def test_parts_of_gpus_are_looked_for_one_by_one(wanted, visible, alone):
-    assert unseen_slices(Probe((Device(SLICE, "x"),)), wanted, visible) == alone
+def test_parts_of_gpus_are_looked_for_one_by_one(wanted, visible, further):
+    environ = {"PATH": "/bin"} if visible is None else {"PATH": "/bin", VISIBLE: visible}
+    found = further_looks(Probe((Device(SLICE, "x"),)), wanted, environ)
+    assert found == [{"PATH": "/bin", "CUDA_VISIBLE_DEVICES": name} for name in further]
+
+
+def test_a_device_is_described_as_far_as_it_is_known():
+    assert (
+        Device(A, "NVIDIA H200", total=150_110_011_392).described == f"{A} NVIDIA H200 (139.8 GiB)"
+    )
+    assert Device(A, "").described == A
 
 
 def test_what_several_saw_is_put_together():

@@ -38,7 +38,8 @@ class Memory:
 
     @property
     def mapped(self) -> int:
-        """How many chunks this process has mapped."""
+        """How many chunks this process has mapped, without those that the next `map` unmaps."""
+        self.mapper.map([])
         return Path("/proc/self/maps").read_text().count(f"/memfd:{self.name}")
 
 

@@ -73,9 +73,37 @@ def test_tensors_in_use_keep_the_lease_and_are_told_of(get, daemon, disk):
         weights.close()
     assert daemon.status().lease_count == 1
     assert torch.equal(tensor, disk[name])
+    assert_equal(weights.tensors, disk)
+    assert weights.tensors[name].data_ptr() == tensor.data_ptr()
+    assert all(weights.shares(each) for each in (tensor, *weights.tensors.values()))
     del tensor
     weights.close()
     held(daemon, 0)
+
+
+def test_whoever_uses_what_a_refused_close_left_is_asked_for_as_well(get, daemon, disk):
+    weights = get()
+    name, first = next(iter(weights.tensors.items()))
+    with pytest.raises(BufferError):
+        weights.close()
+    second = weights.tensors[name]
+    del first
+    with pytest.raises(BufferError):
+        weights.close()
+    assert torch.equal(second, disk[name])
+    del second
+    weights.close()
+    held(daemon, 0)
+
+
+def test_a_block_that_fails_tells_its_own_error_and_gives_the_lease_back(get, daemon, disk):
+    with pytest.raises(ZeroDivisionError), get() as weights:
+        name, kept = next(iter(weights.tensors.items()))
+        held(daemon, 1)
+        raise ZeroDivisionError
+    held(daemon, 0)
+    assert weights.tensors == {}
+    assert torch.equal(kept, disk[name])
 
 
 def mapped() -> int:

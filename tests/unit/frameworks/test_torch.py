@@ -13,7 +13,6 @@ from preloadd.frameworks.torch import (
     device_name,
     in_use,
     platform,
-    synchronize,
     views,
     whole_chunk,
 )
@@ -202,10 +201,6 @@ def test_the_platform_is_what_torch_says_of_itself():
         torch.version.hip,
     )
     assert found.sees_gpu == torch.cuda.is_available()
-
-
-def test_the_cpu_needs_no_waiting_for():
-    synchronize("cpu")
 
 
 def test_what_torch_cannot_use_is_an_error_of_ours():

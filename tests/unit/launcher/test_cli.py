@@ -85,7 +85,7 @@ def test_every_flag_arrives_under_its_field_name():
 
 def test_flags_may_be_repeated_and_switches_take_no_value():
     done = run(
-        *("--model", "/nonexistent", "--access-group", "a", "--access-group", "b"),
+        *("--model", "/", "--memory", "host", "--access-group", "a", "--access-group", "b"),
         *("--restart-ranks", "--enable-expert-parallel", "-pp", "2"),
     )
     assert "no group 'a'" in done.stderr or "explicitly" in done.stderr

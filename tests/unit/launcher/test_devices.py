@@ -16,7 +16,7 @@ from preloadd.launcher.devices import find, judge, on_host
 A, B = (f"GPU-{start}-de77-970d-5f91-576155feee6c" for start in ("53b1d48b", "53b2aaaa"))
 PARTS = [uuid.replace("GPU", "MIG") for uuid in (A, B)]
 NOTHING = Probe(problem="libcuda.so.1 is not there")
-TWO = Probe((Device(A, "NVIDIA H200"), Device(B, "NVIDIA H200")))
+TWO = Probe(tuple(Device(uuid, "NVIDIA H200", total=140 << 30) for uuid in (A, B)), "580.95")
 AMD = Probe((Device("GPU-53b1d48bde77970d", "MI300X", Memory.HIP),))
 
 
@@ -27,19 +27,39 @@ def chosen(probe: Probe, **given: object) -> Chosen:
 def test_a_gpu_that_answers_is_taken_and_said():
     found = chosen(TWO)
     assert (found.memory, found.devices) == (Memory.CUDA, (A,))
-    assert found.told == f"cuda memory of {A} NVIDIA H200"
+    assert found.told == f"cuda memory of {A} NVIDIA H200 (140.0 GiB); driver 580.95"
     assert [str(instance) for instance in found.instances] == [A]
-    assert chosen(TWO, tensor_parallel_size="2").devices == (A, B)
+    both = chosen(TWO, tensor_parallel_size="2")
+    assert both.devices == (A, B)
+    assert f"{A} NVIDIA H200 (140.0 GiB), {B} NVIDIA H200 (140.0 GiB); driver" in both.told
+    assert chosen(TWO, tensor_parallel_size="2", gpus="all").devices == (A, B)
     assert chosen(TWO, gpus="GPU-53b2").devices == (B,)
-    assert chosen(AMD).memory is Memory.HIP
+
+
+def test_gpus_are_said_in_the_order_of_ranks():
+    found = chosen(TWO, tensor_parallel_size="2", gpus="GPU-53b2,GPU-53b1")
+    assert found.devices == (B, A)
+    assert found.told.index(B) < found.told.index(A)
 
 
 def test_host_memory_where_none_answers_and_why():
     found = chosen(NOTHING, tensor_parallel_size="2")
     assert (found.memory, found.devices) == (Memory.HOST, ("CPU-0", "CPU-1"))
-    assert found.told == "host memory (no GPU answers: libcuda.so.1 is not there)"
+    assert found.told == "host memory (no CUDA GPU answers: libcuda.so.1 is not there)"
     hidden = chosen(Probe(hint="CUDA_VISIBLE_DEVICES="))
-    assert "no GPU answers: none is seen (CUDA_VISIBLE_DEVICES=)" in hidden.told
+    assert "no CUDA GPU answers: none is seen (CUDA_VISIBLE_DEVICES=)" in hidden.told
+
+
+def test_what_is_untested_on_hardware_is_taken_for_those_who_ask():
+    found = chosen(AMD)
+    assert (found.memory, found.devices) == (Memory.HOST, ("CPU-0",))
+    assert "is seen, but GPU-53b1d48bde77970d (--memory hip))" in found.told
+    asked = chosen(AMD, memory="hip")
+    assert (asked.memory, asked.devices) == (Memory.HIP, ("GPU-53b1d48bde77970d",))
+    assert asked.told == "hip memory of GPU-53b1d48bde77970d MI300X"
+    mixed = Probe((*AMD.devices, *TWO.devices[:1]))
+    assert chosen(mixed).devices == (A,)
+    assert chosen(mixed, memory="hip").devices == ("GPU-53b1d48bde77970d",)
 
 
 @pytest.mark.parametrize(
@@ -48,10 +68,16 @@ def test_host_memory_where_none_answers_and_why():
         (NOTHING, {"memory": "cuda"}, "libcuda.so.1 is not there: use --memory host"),
         (NOTHING, {"gpus": "all"}, "--gpus: libcuda.so.1 is not there"),
         (TWO, {"tensor_parallel_size": "3"}, "there are 2.*: use --memory host"),
+        (TWO, {"gpus": "all"}, r"--gpus: 1 different GPUs are needed.*there are 2"),
+        (AMD, {"gpus": "all"}, r"--gpus: no GPU with cuda memory is seen, but .*--memory hip"),
         (TWO, {"gpus": "GPU-9"}, "--gpus: 'GPU-9' fits no GPU"),
-        (TWO, {"memory": "hip"}, f"no GPU with hip memory is seen, but {A}, {B}: use"),
+        (
+            TWO,
+            {"memory": "hip"},
+            rf"no GPU with hip memory is seen, but {A} \(--memory cuda\), {B}.*: use",
+        ),
         (AMD, {"memory": "cuda"}, "no GPU with cuda memory is seen, but GPU-53b1d48bde77970d"),
-        (Probe((Device(A, "x", problem="no VMM"),)), {}, "no VMM: use --memory host"),
+        (Probe((Device(A, "x", problem="no VMM: take host memory"),)), {}, "take host memory$"),
     ],
 )
 def test_gpus_that_are_wanted_and_not_there_are_an_error(probe, given, told):
@@ -59,13 +85,9 @@ def test_gpus_that_are_wanted_and_not_there_are_an_error(probe, given, told):
         chosen(probe, **given)
 
 
-def test_contradictions():
+def test_a_reader_for_gpus_only_has_no_use_for_host_memory():
     with pytest.raises(ConfigError, match=r"--reader instanttensor.*leave out --reader"):
         chosen(NOTHING, reader="instanttensor")
-    mixed = Probe((*TWO.devices[:1], *AMD.devices))
-    with pytest.raises(ConfigError, match="several vendors"):
-        chosen(mixed, tensor_parallel_size="2")
-    assert chosen(mixed, memory="hip").devices == ("GPU-53b1d48bde77970d",)
 
 
 def looking(probes: dict[str | None, Probe]):
@@ -103,14 +125,15 @@ print(json.dumps({line}))
 
 
 def test_launcher_asks_the_loaders_python_and_starts_ranks_there(stage, drive):
-    seen = {"devices": [{"id": A, "name": "NVIDIA H200"}]}
+    seen = {"devices": [{"id": A, "name": "NVIDIA H200", "total": 140 << 30}], "driver": "580.95"}
     (stage.folder / "loader.py").write_text(PROBE.format(line=repr(seen)))
     stage.script(A, [["serve"]])
     with drive(memory="auto") as launcher:
         launcher.wait_for("engines connect")
         launcher.process.terminate()
         assert launcher.end() == 143
-    assert f"into cuda memory of {A} NVIDIA H200" in launcher.shown
+    assert launcher.shown.startswith("looking for GPUs\n")
+    assert f"into cuda memory of {A} NVIDIA H200 (140.0 GiB); driver 580.95\n" in launcher.shown
     settings = json.loads(stage.lives(A)[0]["given"]["settings"][0])
     assert (settings["instance"], settings["model"]["memory"]) == (A, "cuda")
     assert settings["model"]["chunk_bytes"] == 4 << 30
@@ -123,7 +146,7 @@ def test_launcher_without_gpus_says_why_it_takes_host_memory(stage, drive):
         launcher.wait_for("engines connect")
         launcher.process.terminate()
         launcher.end()
-    assert "into host memory (no GPU answers: there is no driver)" in launcher.shown
+    assert "into host memory (no CUDA GPU answers: there is no driver)" in launcher.shown
 
 
 def test_launcher_ends_while_a_driver_hangs(stage, drive):
@@ -132,6 +155,7 @@ def test_launcher_ends_while_a_driver_hangs(stage, drive):
         f"import time; open({str(begun)!r}, 'w'); time.sleep(60)"
     )
     with drive(memory="auto") as launcher:
+        launcher.wait_for("looking for GPUs")
         until = time.monotonic() + 15
         while not begun.exists():
             assert time.monotonic() < until

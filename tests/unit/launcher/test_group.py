@@ -55,6 +55,25 @@ def test_group_is_ready_once_every_rank_serves(stage):
     assert f"PRELOADD_SOCKET_DIR={stage.socket_dir}" in outcome.shown
 
 
+def test_ranks_that_are_ready_at_the_same_moment_do_not_serve_again(stage):
+    """The launcher finds both messages in one turn of its loop, which is held up until then."""
+    ranks = ("CPU-0", "CPU-1")
+    for rank in ranks:
+        stage.script(rank, [["sleep", 0.1], READY, ["mark"]])
+
+    def until(shown: str) -> bool:
+        give_up = time.monotonic() + 10
+        while all(map(stage.lives, ranks)) and time.monotonic() < give_up:
+            if all((stage.folder / f"{rank}.mark").exists() for rank in ranks):
+                break
+            time.sleep(0.002)
+        return is_ready(shown)
+
+    outcome = stage.run(stage.launch(*ranks), until=until)
+    assert outcome.shown.count("ready: ") == 1
+    assert "serves again" not in outcome.shown
+
+
 def test_one_rank_alone_does_not_make_the_group_ready(stage):
     stage.script("CPU-0", [SERVE])
     stage.script("CPU-1", [["notify", "X_PRELOADD_PROGRESS=waiting;0;0"]])

@@ -10,30 +10,31 @@ import anyio
 import pytest
 
 from preloadd.errors import LoaderFailed, ModelNotFound
-from preloadd.launcher.model import may_fetch, resolve
+from preloadd.launcher.model import fetch, find, may_fetch
 from preloadd.launcher.progress import LineDisplay
 
 
-def find(model: str, code: str, tmp_path: Path, **environ: str) -> tuple[Path, str]:
+def found(model: str, tmp_path: Path, **environ: str) -> Path | None:
+    return find(model, "", environ={"HF_HOME": str(tmp_path / "hf"), **environ})
+
+
+def fetched(code: str, tmp_path: Path) -> tuple[Path, str]:
     stream = io.StringIO()
 
     async def main() -> Path:
-        return await resolve(
-            model,
+        return await fetch(
+            "org/tiny",
             "",
-            environ={"PATH": os.environ["PATH"], "HF_HOME": str(tmp_path / "hf"), **environ},
-            fetch=[sys.executable, "-c", code],
+            environ={"PATH": os.environ["PATH"], "HF_HOME": str(tmp_path / "hf")},
+            command=[sys.executable, "-c", code],
             display=LineDisplay(stream),
         )
 
     return anyio.run(main), stream.getvalue()
 
 
-NEVER = "raise SystemExit('must not be run')"
-
-
 def test_folder_is_taken_as_it_is(tmp_path):
-    assert find(str(tmp_path), NEVER, tmp_path) == (tmp_path, "")
+    assert found(str(tmp_path), tmp_path) == tmp_path
 
 
 def test_cached_model_is_not_fetched(tmp_path):
@@ -41,48 +42,47 @@ def test_cached_model_is_not_fetched(tmp_path):
     (repository / "refs").mkdir(parents=True)
     (repository / "refs" / "main").write_text("c" * 40)
     (repository / "snapshots" / ("c" * 40)).mkdir(parents=True)
-    found, shown = find("org/tiny", NEVER, tmp_path)
-    assert found == repository / "snapshots" / ("c" * 40)
-    assert shown == ""
+    assert found("org/tiny", tmp_path) == repository / "snapshots" / ("c" * 40)
 
 
 def test_model_that_is_not_cached_is_fetched(tmp_path):
     code = f"import sys; print('noise'); print(sys.argv[1:] and {str(tmp_path)!r})"
-    found, shown = find("org/tiny", code, tmp_path)
-    assert found == tmp_path
+    assert found("org/tiny", tmp_path) is None
+    folder, shown = fetched(code, tmp_path)
+    assert folder == tmp_path
     assert "fetching org/tiny" in shown
 
 
 def test_fetching_is_told_model_and_revision(tmp_path):
     told = tmp_path / "told"
     code = f"import sys; open({str(told)!r}, 'w').write(' '.join(sys.argv[1:])); print('/')"
-    find("org/tiny", code, tmp_path)
+    fetched(code, tmp_path)
     assert told.read_text() == "org/tiny --revision main"
 
 
 def test_status_of_a_failed_fetch_is_kept(tmp_path):
     with pytest.raises(LoaderFailed, match="org/tiny could not be fetched") as caught:
-        find("org/tiny", "raise SystemExit(66)", tmp_path)
+        fetched("raise SystemExit(66)", tmp_path)
     assert caught.value.exit_status == 66
 
 
 @pytest.mark.parametrize("answer", ["", "print('/nonexistent')"])
 def test_fetch_without_a_folder_failed(tmp_path, answer):
     with pytest.raises(LoaderFailed, match="could not be fetched") as caught:
-        find("org/tiny", answer, tmp_path)
+        fetched(answer, tmp_path)
     assert caught.value.exit_status == 70
 
 
 @pytest.mark.parametrize("offline", [{"HF_HUB_OFFLINE": "1"}, {"TRANSFORMERS_OFFLINE": "yes"}])
 def test_nothing_is_fetched_offline(tmp_path, offline):
     with pytest.raises(ModelNotFound, match="org/tiny") as caught:
-        find("org/tiny", NEVER, tmp_path, **offline)
+        found("org/tiny", tmp_path, **offline)
     assert str(tmp_path / "hf") in str(caught.value)
 
 
 def test_missing_folder_is_not_fetched(tmp_path):
     with pytest.raises(ModelNotFound, match="/nonexistent/model"):
-        find("/nonexistent/model", NEVER, tmp_path)
+        found("/nonexistent/model", tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -114,11 +114,11 @@ def test_file_is_not_fetched(tmp_path, monkeypatch):
 def test_download_ends_when_it_is_cancelled(tmp_path):
     async def main() -> None:
         with anyio.move_on_after(0.1) as limit:
-            await resolve(
+            await fetch(
                 "org/tiny",
                 "",
                 environ={"HF_HOME": str(tmp_path)},
-                fetch=[sys.executable, "-c", "import time; time.sleep(60)"],
+                command=[sys.executable, "-c", "import time; time.sleep(60)"],
                 display=LineDisplay(io.StringIO()),
             )
         assert limit.cancelled_caught

@@ -162,6 +162,28 @@ def test_missing_model_is_said_before_anything_starts(stage, drive):
     assert stage.lives("CPU-0") == []
 
 
+def test_what_needs_no_gpu_is_checked_before_gpus_are_looked_for(stage, drive):
+    """A driver that hangs, here a loader that does, is waited for for a minute."""
+    (stage.folder / "loader.py").write_text("import time; time.sleep(60)")
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        with drive(memory="auto", weight_cache_health_port=port) as launcher:
+            assert launcher.end() == EXIT_STATUS[ErrorCode.CONFIG]
+    assert launcher.shown.startswith("preloadd run: --weight-cache-health-port: ")
+    with drive(memory="auto", model="/nonexistent") as launcher:
+        assert launcher.end() == EXIT_STATUS[ErrorCode.NOT_FOUND]
+    assert launcher.shown.startswith("preloadd run: /nonexistent: no such folder")
+
+
+def test_nothing_is_downloaded_for_gpus_that_are_not_there(stage, drive):
+    (stage.folder / "loader.py").write_text("print('{}')")
+    (stage.folder / "fetch.py").write_text(f"open({str(stage.folder / 'fetched')!r}, 'w')")
+    with drive(memory="cuda", model="org/tiny") as launcher:
+        assert launcher.end() == EXIT_STATUS[ErrorCode.NO_DEVICE]
+    assert "fetching" not in launcher.shown
+    assert not (stage.folder / "fetched").exists()
+
+
 def test_signal_ends_a_download(stage, drive):
     pid = stage.folder / "fetching"
     (stage.folder / "fetch.py").write_text(

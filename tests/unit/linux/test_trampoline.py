@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from preloadd.linux import trampoline
 
 ISOLATED = [sys.executable, "-I", "-S"]
-TRAMPOLINE = [*ISOLATED, trampoline.__file__]
+TRAMPOLINE = [*ISOLATED, trampoline.__file__, ""]
 
 # Gives each number in argv[1] a file named after it, then becomes the rest of argv.
 ARRANGE = """

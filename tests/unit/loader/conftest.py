@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import random
 import socket
@@ -16,11 +17,14 @@ from preloadd.domain.settings import ModelSettings, RankSettings
 from preloadd.linux import seqpacket
 from preloadd.linux.fds import OwnedFd
 from preloadd.loader.source import OpenFile, opened_direct
+from preloadd.memory.hip.driver import open_ordinal
+from preloadd.memory.vmm import VmmFiller
 from preloadd.protocol import codec
 from preloadd.protocol import messages as m
 from preloadd.transport.blocking import Link
 from preloadd.weights.checkpoint.reading import opened
 from tests.checkpoints import llama
+from tests.driver_stand_in import build
 
 
 @pytest.fixture
@@ -82,6 +86,23 @@ def ends() -> Iterator[tuple[Rank, socket.socket]]:
         undo.callback(rank.close)
         undo.callback(theirs.close)
         yield rank, theirs
+
+
+@pytest.fixture(scope="session")
+def hip_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A driver that stands in for that of AMD's GPUs; it can be beside any other."""
+    return build.hip(tmp_path_factory.mktemp("hip"))
+
+
+@pytest.fixture
+def on_device(hip_library: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[VmmFiller]:
+    """A filler of memory of a device, which nothing is left of at the end."""
+    monkeypatch.delenv("HIP_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setenv("STAND_IN_DEVICES", "GPU-5a1b2c3d4e5f6071")
+    monkeypatch.setenv("STAND_IN_GRANULARITY", "4096")
+    with VmmFiller(open_ordinal(0, hip_library), threads=2) as filler:
+        yield filler
+    assert ctypes.CDLL(str(hip_library)).stand_in_alive() == 0
 
 
 class Shard(NamedTuple):

@@ -1,6 +1,8 @@
 """Against a stand-in for the library that reads with safetensors: its interface is the real one's,
-of version 0.2, its tensors are in the memory of this host."""
+of version 0.2, its tensors are in the memory of this host. So are chunks of the driver that stands
+in, at the addresses that they tell."""
 
+import ctypes
 import os
 import sys
 from dataclasses import replace
@@ -12,10 +14,10 @@ import torch
 import preloadd.loader
 from preloadd.domain.placement import Parallel, Placement
 from preloadd.domain.settings import Memory, Reader
-from preloadd.errors import ConfigError, ReadFailed
+from preloadd.errors import ConfigError, DeviceFailed, ReadFailed
 from preloadd.loader.native import Native
 from preloadd.loader.report import Reporter
-from preloadd.memory.host import HostChunk, HostFiller
+from preloadd.memory.host import HostFiller
 from preloadd.protocol import messages as m
 from preloadd.transport.blocking import Link
 from tests.checkpoints import SHARDS, stored
@@ -45,20 +47,14 @@ class Opened:
 """
 
 
-class Shown(HostFiller):
-    """Chunks of the host that frameworks see as they do those of a GPU."""
-
-    def create(self, nbytes):
-        chunk = super().create(nbytes)
-        return ShownChunk(chunk._fd, chunk._area)
-
-
-class ShownChunk(HostChunk):
-    def __dlpack_device__(self):
-        return (1, 0)
-
-    def __dlpack__(self, **how):
-        return torch.frombuffer(self._area, dtype=torch.uint8).__dlpack__(**how)
+def as_tensor(chunk):
+    """What torch makes of a chunk where it has CUDA: by nothing but this, and by all of it."""
+    told = chunk.__cuda_array_interface__
+    assert (told["typestr"], told["version"], "strides" in told) == ("|u1", 3, False)
+    address, readonly = told["data"]
+    assert not readonly
+    (nbytes,) = told["shape"]
+    return torch.frombuffer((ctypes.c_ubyte * nbytes).from_address(address), dtype=torch.uint8)
 
 
 @pytest.fixture
@@ -86,15 +82,21 @@ def on_gpu(settings):
 
 
 @pytest.fixture
-def filled(instant, ends):
+def with_cuda(monkeypatch):
+    """A torch that can use the memory of GPUs."""
+    monkeypatch.setattr(torch, "as_tensor", as_tensor)
+
+
+@pytest.fixture
+def filled(instant, ends, on_device):
     """Fills; bytes by the names of tensors, and the cost."""
     rank, sock = ends
 
-    def filled(settings):
+    def filled(settings, filler=on_device):
         native = Native(settings, 4096)
         link = Link(sock)
         try:
-            cost = instant.fill(native, Shown(), Reporter(link, clock=lambda: 0.0))
+            cost = instant.fill(native, filler, Reporter(link, clock=lambda: 0.0))
         finally:
             link.close()
         heard = rank.heard()
@@ -113,12 +115,14 @@ def filled(instant, ends):
     return filled
 
 
+@pytest.mark.usefixtures("with_cuda")
 def test_a_whole_model_is_in_its_place(filled, on_gpu, model):
     tensors, cost = filled(on_gpu)
     assert tensors == stored(model)
     assert cost.bytes_read == cost.bytes_direct == sum(map(len, tensors.values()))
 
 
+@pytest.mark.usefixtures("with_cuda")
 def test_a_rank_gets_its_slices_of_whole_tensors(filled, on_gpu, model):
     whole = stored(model)
     placement = Placement(Parallel(tensor=2), tensor_rank=1)
@@ -133,9 +137,16 @@ def test_a_rank_gets_its_slices_of_whole_tensors(filled, on_gpu, model):
 
 def test_other_memory_is_refused(filled, settings):
     with pytest.raises(ConfigError, match=r'CUDA memory, not host: set reader = "pread"'):
-        filled(settings)
+        filled(settings, HostFiller())
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this torch can use GPUs")
+def test_a_torch_without_cuda_is_said(filled, on_gpu):
+    with pytest.raises(ConfigError, match=r"needs a torch that can use CUDA, not .*\"pread\""):
+        filled(on_gpu)
+
+
+@pytest.mark.usefixtures("with_cuda")
 def test_a_name_in_two_files_is_refused(filled, on_gpu, model):
     # The index knows which is meant, the library does not read it.
     extra = safetensors.torch.load_file(model / SHARDS[0])
@@ -145,6 +156,17 @@ def test_a_name_in_two_files_is_refused(filled, on_gpu, model):
         filled(on_gpu)
 
 
+@pytest.mark.usefixtures("with_cuda")
+def test_a_device_that_fails_names_where_to_look(filled, on_gpu, instant):
+    def refuses(*_, **__):
+        raise torch.AcceleratorError("CUDA error: uncorrectable ECC error\nmore")
+
+    instant.instanttensor.safe_open = refuses
+    with pytest.raises(DeviceFailed, match=r"uncorrectable ECC error: look for the GPU driver's"):
+        filled(on_gpu)
+
+
+@pytest.mark.usefixtures("with_cuda")
 def test_what_the_library_says_names_the_way_out(filled, on_gpu, instant):
     def refuses(*_, **__):
         raise RuntimeError("io_setup failed: EAGAIN\nmore")

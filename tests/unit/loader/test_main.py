@@ -149,6 +149,25 @@ def test_a_gpu_that_is_full_is_said_before_anything_is_loaded(ends, loader, envi
 
 
 @pytest.mark.slow
+def test_a_part_of_a_gpu_has_no_more_room_than_it_has(
+    ends, loader, environ, drivers, settings_of, model
+):
+    rank, _ = ends
+    part = f"MIG-{uuid.uuid4()}"
+    settings = settings_of(model, instance=part, memory=Memory.CUDA, chunk_bytes=2 << 20)
+    environ.update(drivers[Memory.CUDA])
+    # The whole GPU has 64 MiB, of which the model needs less than one.
+    environ.update(STAND_IN_DEVICES=part, CUDA_VISIBLE_DEVICES=part, STAND_IN_MEMORY=str(1 << 16))
+    child = loader()
+    rank.order(settings)
+    failed = rank.heard()[-1]
+    assert failed.code == "no-room", failed
+    assert f"{part} (NVIDIA Stand-In MIG 1g.18gb) leaves 65,536, so " in failed.detail
+    assert child.wait(10) == 73
+    assert not rank.fds
+
+
+@pytest.mark.slow
 def test_a_gpu_that_is_lost_in_the_midst_is_said(ends, loader, environ, on_gpu):
     rank, _ = ends
     wait = {Memory.CUDA: "cuStreamSynchronize", Memory.HIP: "hipStreamSynchronize"}
@@ -179,6 +198,48 @@ def test_the_probe_lists_what_the_drivers_show(environ, drivers, memory):
     done = run(seen, "--probe")
     (device,) = msgspec.json.decode(done.stdout, type=Probe).devices
     assert (device.id, device.memory, device.problem) == (DEVICES[memory][0], memory, "")
+
+
+LOOKING = """
+import os, sys
+from pathlib import Path
+from preloadd.loader.__main__ import look
+found = look(os.environ, Path(sys.argv[1]))
+print(len(found.devices), found.problem, found.hint, sep="\\n")
+"""
+
+
+def looked(environ, root):
+    """How many devices are seen, why there is none, and the hint."""
+    command = [sys.executable, "-c", LOOKING, root]
+    return subprocess.run(
+        command, env=environ, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+
+
+@pytest.mark.slow
+def test_why_no_gpu_is_seen_is_told_of_both_makers_where_both_can_be(environ, drivers, tmp_path):
+    hidden = environ | drivers[Memory.HIP] | {"STAND_IN_DEVICES": ""}
+    _, problem, hint = looked(hidden, tmp_path)
+    assert "CUDA_VISIBLE_DEVICES hides all" in problem
+    assert "AMD" not in problem
+    assert hint == "CUDA_VISIBLE_DEVICES="
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/kfd").touch()
+    count, problem, hint = looked(hidden, tmp_path)
+    assert count == "0"
+    assert "CUDA_VISIBLE_DEVICES hides all" in problem
+    assert "no AMD GPU can be used" in problem
+    assert hint == "CUDA_VISIBLE_DEVICES=; HIP_VISIBLE_DEVICES=0"
+
+
+@pytest.mark.slow
+def test_why_none_of_nvidia_is_seen_is_told_beside_those_of_amd(environ, drivers, tmp_path):
+    amd = environ | drivers[Memory.HIP] | {"STAND_IN_DEVICES": DEVICES[Memory.HIP][0]}
+    count, problem, hint = looked(amd, tmp_path)
+    assert (count, problem) == ("1", "")
+    assert hint.startswith("HIP_VISIBLE_DEVICES=0; no GPU can be used: ")
+    assert "CUDA_VISIBLE_DEVICES hides all" in hint
 
 
 @pytest.mark.parametrize("memory", [Memory.CUDA, Memory.HIP])

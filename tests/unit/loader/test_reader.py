@@ -1,14 +1,16 @@
 import os
 import threading
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from preloadd.errors import DeviceFailed, ReadFailed
 from preloadd.loader.pieces import pieces
-from preloadd.loader.reader import Readers, read
+from preloadd.loader.reader import Readers
 from preloadd.loader.route import Route
 from preloadd.loader.source import OpenFile
+from preloadd.loader.transfer import past_cache, through_cache
 from preloadd.memory.host import HostFiller
 from preloadd.weights.plan import Run
 from tests.unit.loader.staged import StagedFiller
@@ -20,9 +22,17 @@ def whole(offset, nbytes, file=0):
     return Run(file, offset, nbytes, 1, nbytes)
 
 
-@pytest.fixture(params=["host", "staged"])
+@pytest.fixture(params=["host", "staged", "device"])
 def filler(request):
+    if request.param == "device":
+        return request.getfixturevalue("on_device")
     return HostFiller() if request.param == "host" else StagedFiller()
+
+
+def read(files, wanted, chunk, *, threads, done=lambda _: None):
+    """Fill one chunk."""
+    with Readers(files, threads=threads) as readers:
+        readers.wait(readers.start(chunk, wanted), done)
 
 
 def held(chunk, nbytes, offset=0):
@@ -130,6 +140,34 @@ def test_a_disk_error_names_file_and_place_and_stops_every_thread(filler, shard)
             assert readers.bytes_read < 2_000_000
     finally:
         os.close(fd)
+
+
+def parts_until(end):
+    """Runs that follow each other in a file up to `end`, but not in the chunk."""
+    return pieces([(whole(end - 3000, 1000), 0), (whole(end - 2000, 2000), 1024)])
+
+
+@pytest.mark.parametrize("way", [through_cache, past_cache])
+@pytest.mark.parametrize("parts", [False, True])
+def test_a_file_that_ends_early_is_what_is_said_after_all_is_closed(on_device, shard, way, parts):
+    end = len(shard.content) + 100
+    wanted = parts_until(end) if parts else pieces([(whole(end - 9000, 9000), 0)])
+    (piece,) = wanted
+    transfer = way(shard.opened(), piece)
+    with pytest.raises(ReadFailed, match="ends at byte"), closing(on_device):
+        with on_device.create(MIB) as chunk:
+            chunk.write(piece.target, transfer.span, transfer.rows, transfer.fill)
+
+
+@pytest.mark.parametrize("way", [through_cache, past_cache])
+def test_a_disk_error_is_what_is_said_after_all_is_closed(on_device, shard, way):
+    fd = os.open("/proc/self/mem", os.O_RDONLY)
+    (piece,) = parts_until(100_000)
+    transfer = way(OpenFile(Path("bad.safetensors"), fd, fd), piece)
+    with pytest.raises(ReadFailed, match="Input/output error"), closing(on_device):
+        with on_device.create(MIB) as chunk:
+            chunk.write(piece.target, transfer.span, transfer.rows, transfer.fill)
+    os.close(fd)
 
 
 def test_whoever_waits_may_give_up(filler, shard):

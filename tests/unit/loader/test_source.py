@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from preloadd.errors import ReadFailed
+from preloadd.errors import OutOfDescriptors, ReadFailed
 from preloadd.loader.source import OpenFile, opened_direct
 from preloadd.memory.api import ALIGNED
 
@@ -69,9 +69,30 @@ def test_what_cannot_be_opened_so_is_read_through_the_cache(buffer):
         assert bytes(buffer[:5]) == b"Linux"
 
 
-def test_a_lack_of_descriptors_only_costs_speed(shard, descriptors_left):
-    with descriptors_left(0), opened_direct(shard.fd) as direct:
-        assert direct is None
+def test_a_lack_of_descriptors_names_the_limit(shard, descriptors_left):
+    with descriptors_left(0), pytest.raises(OutOfDescriptors, match=r"past the page .*ulimit -n"):
+        with opened_direct(shard.fd):
+            pytest.fail("there is none to be had")
+
+
+class Overtaken(OpenFile):
+    """Another thread finds that O_DIRECT does not do here, just after this one has looked."""
+
+    @property
+    def _direct(self):
+        fd, self._left = self._left, None
+        return fd
+
+    @_direct.setter
+    def _direct(self, fd):
+        self._left = fd
+
+
+def test_a_piece_is_read_as_it_was_begun_whatever_other_threads_find(shard, buffer):
+    file = Overtaken(shard.path, shard.fd, shard.direct)
+    assert file.read_direct(buffer, MIB, len(buffer)) is True
+    assert bytes(buffer) == shard.content[MIB : 3 * MIB]
+    assert not file.direct
 
 
 def test_blocks_are_read_past_the_cache(shard, buffer):

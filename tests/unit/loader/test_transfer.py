@@ -2,6 +2,7 @@ import mmap
 
 import pytest
 
+from preloadd.errors import ReadFailed
 from preloadd.loader.pieces import pieces
 from preloadd.loader.route import Way
 from preloadd.loader.transfer import past_cache, through_cache
@@ -53,6 +54,23 @@ def test_rows_come_without_what_lies_between_them(shard):
     (piece,) = pieces([(Run(0, 777, 100, 50, 1000), 0)])
     rows = b"".join(shard.content[777 + 1000 * row :][:100] for row in range(50))
     assert carried(through_cache(shard.opened(), piece)) == (rows, Way.CACHE)
+
+
+@pytest.mark.parametrize("way", [through_cache, past_cache])
+@pytest.mark.parametrize("sizes", [[9000], [4000, 5000]])
+def test_an_error_keeps_nothing_of_the_buffer(shard, way, sizes):
+    start, runs = len(shard.content) - 8000, []
+    for nbytes in sizes:
+        runs.append((Run(0, start, nbytes, 1, nbytes), 4096 * len(runs)))
+        start += nbytes
+    (piece,) = pieces(runs)
+    transfer = way(shard.opened(), piece)
+    buffer = mmap.mmap(-1, 4 * ALIGNED)
+    with pytest.raises(ReadFailed, match="ends at byte") as caught:
+        with memoryview(buffer) as view, view[: transfer.span] as window:
+            transfer.fill(window)
+    buffer.close()  # BufferError, if a frame of what was caught had some of it
+    assert caught.tb
 
 
 def test_a_file_that_is_refused_comes_through_the_cache_after_all(shard):

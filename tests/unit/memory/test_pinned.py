@@ -6,10 +6,12 @@ import ctypes
 import gc
 import mmap
 import re
+import resource
 from pathlib import Path
 
 import pytest
 
+from preloadd.errors import OutOfRoom
 from preloadd.memory import pinned
 from preloadd.memory.pinned import LARGE_PAGE
 
@@ -40,11 +42,38 @@ def test_memory_is_there_aligned_and_kept_from_children() -> None:
     memory.release()
 
 
-def test_memory_in_use_is_not_released() -> None:
+def test_memory_in_use_goes_with_the_last_view_of_it() -> None:
     memory = pinned.allocate(mmap.PAGESIZE)
-    with memory.view[:10], pytest.raises(BufferError):
-        memory.release()
-    memory.area.close()
+    address, used = memory.address, memory.view[:10]
+    memory.release()
+    del memory
+    assert kernel_tells(address)
+    used.release()
+    with pytest.raises(AssertionError, match="nothing is mapped"):
+        kernel_tells(address)
+
+
+def test_memory_that_is_in_use_as_a_whole_goes_as_late() -> None:
+    memory = pinned.allocate(mmap.PAGESIZE)
+    address, used = memory.address, ctypes.c_char.from_buffer(memory.view)
+    memory.release()
+    del memory
+    gc.collect()
+    assert kernel_tells(address)
+    del used
+    gc.collect()
+    with pytest.raises(AssertionError, match="nothing is mapped"):
+        kernel_tells(address)
+
+
+def test_memory_that_the_kernel_refuses_names_what_bounds_it() -> None:
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (1 << 30, before[1]))
+    try:
+        with pytest.raises(OutOfRoom, match=r"1,099,511,627,776 bytes .*pinned \(`ulimit -l`"):
+            pinned.allocate(1 << 40)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 def test_memory_of_a_driver_is_only_looked_at() -> None:

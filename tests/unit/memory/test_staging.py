@@ -9,7 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from preloadd.errors import DeviceFailed
+from preloadd.errors import OutOfRoom
+from preloadd.memory import pinned
 from preloadd.memory.api import Rows
 from preloadd.memory.staging import Ring
 from preloadd.memory.vmm import Driver
@@ -104,7 +105,21 @@ def test_a_ring_without_a_buffer_says_why_to_everybody(
     with Ring(device, count=3, nbytes=16) as ring, ThreadPoolExecutor(4) as pool:
         writes = [pool.submit(ring.write, target, 1, Rows(0, 1), pytest.fail) for _ in range(4)]
         for write in writes:
-            with pytest.raises(DeviceFailed, match=r"16 bytes of (pinned )?host memory"):
+            with pytest.raises(OutOfRoom, match=r"16 bytes but the host's memory .*ulimit -l"):
+                write.result(timeout=5)
+
+
+def test_a_ring_that_fails_as_nobody_thought_says_so_to_everybody(
+    device: Driver, target: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def surprised(nbytes: int) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(pinned, "allocate", surprised)
+    with Ring(device, count=2, nbytes=16) as ring, ThreadPoolExecutor(2) as pool:
+        writes = [pool.submit(ring.write, target, 1, Rows(0, 1), pytest.fail) for _ in range(2)]
+        for write in writes:
+            with pytest.raises(ZeroDivisionError):
                 write.result(timeout=5)
 
 

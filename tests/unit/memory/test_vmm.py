@@ -8,7 +8,8 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -16,12 +17,16 @@ import pytest
 from preloadd.errors import DamagedManifest, DeviceFailed, OutOfDescriptors, OutOfRoom
 from preloadd.linux.fds import OwnedFd
 from preloadd.memory.api import MAX_SPAN, Rows
-from preloadd.memory.vmm import VmmFiller, VmmMapper, VmmMapping
+from preloadd.memory.cuda.driver import CudaDriver
+from preloadd.memory.vmm import Driver, VmmFiller, VmmMapper, VmmMapping
 from tests.driver_stand_in import build
 from tests.unit.memory.conftest import CUDA_DEVICES, UNIT, StandIn
 
 LOST = 700  # illegal address: ends the context
 BROKEN = 205
+ENDED = 4  # the driver, as it does before the process
+UNKNOWN = 999
+UNNAMED = 12345  # nobody has words for it
 NAMES = {"cu": "NVIDIA Stand-In", "hip": "AMD Stand-In"}
 
 
@@ -103,20 +108,51 @@ def test_a_mapping_that_is_dropped_lasts_as_long_as_its_buffers(
     gc.collect()
     assert stand_in.alive() == before + 3  # a range and two mappings
     buffers.pop()
+    mapper.map([])
     assert stand_in.alive() == before + 3
     buffers.pop()
+    mapper.map([])
     assert stand_in.alive() == before
+
+
+def test_a_mapping_that_is_dropped_is_unmapped_by_the_next_close(
+    filler: VmmFiller, mapper: VmmMapper, stand_in: StandIn
+) -> None:
+    other = mapped(filler, mapper, b"one")
+    before = stand_in.alive()
+    mapped(filler, mapper, b"two")
+    gc.collect()
+    assert stand_in.alive() == before + 2
+    other.close()
+    assert stand_in.alive() == before - 2
+
+
+def test_a_collection_calls_nothing_of_the_device(
+    filler: VmmFiller, mapper: VmmMapper, stand_in: StandIn
+) -> None:
+    mapping = mapped(filler, mapper, b"one")
+    before = stand_in.alive()
+    # To wait for the device would break what another thread captures, whatever it answers.
+    stand_in.fail("CtxSynchronize" if stand_in.prefix == "cu" else "DeviceSynchronize", LOST)
+    del mapping
+    gc.collect()
+    assert filler.room()
+    stand_in.fail("", 0)
+    mapper.map([])
+    assert stand_in.alive() == before - 2
 
 
 def test_a_mapping_that_is_dropped_on_a_lost_device_ends_in_the_log(
     stand_in: StandIn, caplog: pytest.LogCaptureFixture
 ) -> None:
     filler = VmmFiller(stand_in.open_ordinal(0), threads=1, longest=UNIT)
-    mapping = mapped(filler, VmmMapper(stand_in.open_ordinal(0)), b"one")
+    mapper = VmmMapper(stand_in.open_ordinal(0))
+    mapping = mapped(filler, mapper, b"one")
     filler.close()
     stand_in.fail("MemUnmap", BROKEN)
     del mapping
     gc.collect()
+    mapper.map([])
     assert "unmapping a chunk failed" in caplog.text
     stand_in.end()
     caplog.clear()
@@ -135,35 +171,163 @@ CREATING = ["MemCreate", "MemExportToShareableHandle", "MemAddressReserve", "Mem
 CREATING += ["MemSetAccess", "MemsetD32Async"]
 
 
+CODES = [BROKEN, ENDED, UNKNOWN, UNNAMED]
+
+
+@pytest.mark.parametrize("code", CODES)
 @pytest.mark.parametrize("function", CREATING)
 def test_whatever_fails_in_creating_leaves_nothing(
-    filler: VmmFiller, stand_in: StandIn, function: str
+    filler: VmmFiller, stand_in: StandIn, function: str, code: int
 ) -> None:
     before = stand_in.alive()
     fds = len(list(Path("/proc/self/fd").iterdir()))
-    stand_in.fail(function, BROKEN)
-    with pytest.raises(DeviceFailed, match="STATUS"):
+    stand_in.fail(function, code, 1)
+    with pytest.raises(DeviceFailed, match=f"STATUS|{UNNAMED}") as caught:
+        filler.create(UNIT)
+    assert stand_in.devices[0] in str(caught.value)
+    assert stand_in.alive() == before
+    assert len(list(Path("/proc/self/fd").iterdir())) == fds
+
+
+@pytest.mark.parametrize("code", [BROKEN, UNNAMED])
+def test_a_new_chunk_whose_handle_is_not_given_up_is_undone(
+    filler: VmmFiller, stand_in: StandIn, code: int
+) -> None:
+    before = stand_in.alive()
+    fds = len(list(Path("/proc/self/fd").iterdir()))
+    stand_in.fail("MemRelease", code, 1)
+    with pytest.raises(DeviceFailed, match="releasing a chunk"):
         filler.create(UNIT)
     assert stand_in.alive() == before
     assert len(list(Path("/proc/self/fd").iterdir())) == fds
 
 
+@pytest.mark.parametrize("code", [BROKEN, UNNAMED])
+def test_a_mapping_of_which_a_handle_is_not_given_up_is_undone(
+    filler: VmmFiller, mapper: VmmMapper, stand_in: StandIn, code: int
+) -> None:
+    chunks = [(filled(filler, b"one"), 2 * UNIT) for _ in range(2)]
+    before = stand_in.alive()
+    stand_in.fail("MemRelease", code, 2)
+    with pytest.raises(DeviceFailed, match="releasing a chunk"):
+        mapper.map(chunks)
+    assert stand_in.alive() == before
+
+
 MAPPING = ["MemAddressReserve", "MemImportFromShareableHandle", "MemMap", "MemSetAccess"]
 
 
+@pytest.mark.parametrize("code", [BROKEN, ENDED, UNNAMED])
 @pytest.mark.parametrize("function", MAPPING)
 @pytest.mark.parametrize("nth", [1, 2])
 def test_whatever_fails_in_mapping_leaves_nothing(
-    filler: VmmFiller, mapper: VmmMapper, stand_in: StandIn, function: str, nth: int
+    filler: VmmFiller, mapper: VmmMapper, stand_in: StandIn, function: str, nth: int, code: int
 ) -> None:
     chunks = [(filled(filler, b"one"), 2 * UNIT) for _ in range(2)]
     before = stand_in.alive()
     many = function in {"MemImportFromShareableHandle", "MemMap"}
-    stand_in.fail(function, BROKEN, nth if many else 1)
+    stand_in.fail(function, code, nth if many else 1)
     with pytest.raises(DeviceFailed):
         mapper.map(chunks)
     assert stand_in.alive() == before
     assert all(fd.closed for fd, _ in chunks)
+
+
+@pytest.mark.parametrize("function", ["MemImportFromShareableHandle", "MemMap"])
+def test_what_the_driver_does_not_know_of_a_peer_is_damage(
+    filler: VmmFiller, mapper: VmmMapper, stand_in: StandIn, function: str
+) -> None:
+    fd = filled(filler, b"one")
+    before = stand_in.alive()
+    stand_in.fail(function, UNKNOWN)
+    with pytest.raises(DamagedManifest, match="no chunk of this GPU"):
+        mapper.map([(fd, 2 * UNIT)])
+    assert stand_in.alive() == before
+
+
+@pytest.mark.parametrize("visible", ["0,1", "1"])
+def test_a_chunk_of_another_gpu_is_refused(cuda: StandIn, visible: str) -> None:
+    cuda.setenv("STAND_IN_DEVICES", ",".join(cuda.devices))
+    theirs = VmmFiller(cuda.open_ordinal(0), threads=1, longest=UNIT)
+    fd = filled(theirs, b"one")
+    theirs.close()
+    cuda.setenv("CUDA_VISIBLE_DEVICES", visible)
+    driver = cuda.open_ordinal(visible.split(",").index("1"))
+    before = cuda.alive()
+    with pytest.raises(DamagedManifest, match=f"another GPU than {cuda.devices[1]} "):
+        VmmMapper(driver).map([(fd, 2 * UNIT)])
+    assert (cuda.alive(), fd.closed) == (before, True)
+    driver.close()
+
+
+def test_a_chunk_is_at_home_whatever_the_number_of_its_gpu(cuda: StandIn) -> None:
+    cuda.setenv("STAND_IN_DEVICES", ",".join(cuda.devices))
+    theirs = VmmFiller(cuda.open_ordinal(2), threads=1, longest=UNIT)
+    fd = filled(theirs, b"one")
+    theirs.close()
+    cuda.setenv("CUDA_VISIBLE_DEVICES", "1,2")
+    driver = cuda.open_ordinal(1)
+    mapping = VmmMapper(driver).map([(fd, 2 * UNIT)])
+    assert mapping.read(0, 0, 3) == b"one"
+    mapping.close()
+    driver.close()
+
+
+def given_up(driver: Driver) -> dict[str, Callable[[], None]]:
+    """What gives something up, by the call that it makes; to be used in the driver's context."""
+    handle, address, memory = driver.create(UNIT), driver.reserve(UNIT), driver.pin(UNIT)
+    driver.map(address, UNIT, handle)
+    unpin = "MemHostUnregister" if isinstance(driver, CudaDriver) else "HostUnregister"
+    wait = "CtxSynchronize" if isinstance(driver, CudaDriver) else "DeviceSynchronize"
+    queue = driver.open_queue()
+    return {
+        "StreamDestroy": lambda: driver.close_queue(queue),
+        unpin: lambda: driver.unpin(memory),
+        wait: driver.synchronize,
+        "MemRelease": lambda: driver.release(handle),
+        "MemUnmap": lambda: driver.unmap(address, UNIT),
+        "MemAddressFree": lambda: driver.free(address, UNIT),
+    }
+
+
+def test_what_cannot_be_given_up_since_the_driver_has_ended_is_no_failure(
+    stand_in: StandIn,
+) -> None:
+    driver = stand_in.open_ordinal(0)
+    with driver.current():
+        for function, call in given_up(driver).items():
+            stand_in.fail(function, ENDED)
+            call()
+            stand_in.fail(function, BROKEN)
+            with pytest.raises(DeviceFailed, match="STATUS"):
+                call()
+        stand_in.fail("", 0)
+    stand_in.fail("DevicePrimaryCtxRelease", ENDED)
+    driver.close()
+    stand_in.end()
+
+
+def test_a_mapping_is_closed_although_the_driver_has_ended(
+    filler: VmmFiller, stand_in: StandIn
+) -> None:
+    mapping = mapped(filler, VmmMapper(stand_in.open_ordinal(0)), b"one")
+    calls = ["CtxPushCurrent", "SetDevice", "CtxSynchronize", "DeviceSynchronize", "MemUnmap"]
+    rules = [f"{stand_in.prefix}{name}:{ENDED}" for name in [*calls, "MemAddressFree"]]
+    stand_in.setenv("STAND_IN_FAIL", ",".join(rules))
+    mapping.close()
+    stand_in.fail("", 0)
+    filler.close()
+    stand_in.end()
+
+
+def test_what_the_frames_of_an_error_keep_of_a_buffer_hides_nothing(stand_in: StandIn) -> None:
+    def fail(window: memoryview) -> None:
+        kept = window[:4]
+        raise ZeroDivisionError(kept.nbytes)
+
+    filler = VmmFiller(stand_in.open_ordinal(0), threads=1, longest=UNIT)
+    with pytest.raises(ZeroDivisionError), closing(filler), filler.create(UNIT) as chunk:
+        chunk.write(0, 8, Rows(0, 8), fail)
 
 
 @pytest.mark.parametrize("wrong", [UNIT + 1, 3 * UNIT, 1 << 60])

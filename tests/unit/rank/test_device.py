@@ -118,6 +118,38 @@ async def test_a_node_that_cannot_be_opened(look_after, caplog, minor, why):
     assert why in caplog.text
 
 
+@pytest.mark.parametrize("persistence", [None, True])
+async def test_a_node_that_is_open_but_cannot_be_parked(
+    nodes, notifier, manager, caplog, persistence
+):
+    manager.close()
+    caplog.set_level("INFO")
+    warnings: list[str] = []
+    probe = Probe((Device(A, "x", minor=2, persistence=persistence),))
+
+    async def ask() -> Probe:
+        return probe
+
+    with Gpu(A, Memory.CUDA, ask, nodes=nodes) as gpu:
+        async with anyio.create_task_group() as tasks:
+            parking = Parking(notifier)
+            tasks.start_soon(parking.work)
+            await gpu.look_after(parking, warnings.append)
+            tasks.cancel_scope.cancel()
+        assert gpu.parked == 0
+        assert gpu._node is not None
+        assert not gpu._node.closed
+    told = "kept open by this process only: the service manager could not be told to: "
+    assert "cannot be kept open" not in caplog.text
+    if persistence:
+        assert warnings == []
+        assert told in caplog.text
+    else:
+        (warning,) = warnings
+        assert told in warning
+        assert "restart this rank once the manager answers, or enable persistence" in warning
+
+
 async def test_what_is_no_device_is_not_opened(look_after, nodes):
     (nodes / "nvidia5").write_text("")
     (warning,), _ = await look_after(Probe((Device(A, "x", minor=5),)))

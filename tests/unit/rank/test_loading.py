@@ -159,10 +159,22 @@ async def test_what_a_loader_made_is_proved(load, script, why):
 @pytest.mark.slow
 async def test_a_silent_loader_is_ended_and_its_phase_told(load):
     since = time.monotonic()
-    with pytest.raises(LoaderFailed, match=r"said nothing for 1 s while warming: it was") as failed:
+    with pytest.raises(LoaderFailed, match="no progress for 1 s while warming: it was") as failed:
         await load("say(m.Progress(phase='warming'))\ntime.sleep(60)", silence=1.0)
     assert failed.value.exit_status == 137
     assert time.monotonic() - since < 5
+
+
+@pytest.mark.slow
+async def test_a_loader_that_says_the_same_again_and_again_is_ended(load):
+    told = []
+    with pytest.raises(LoaderFailed, match=r"no progress for 0\.5 s while loading"):
+        await load(
+            "while True: say(m.Progress(phase='loading', done=1, total=5)); time.sleep(0.1)",
+            silence=0.5,
+            told=told.append,
+        )
+    assert len(told) == 1
 
 
 @pytest.mark.slow

@@ -1,7 +1,6 @@
-"""Real children: what they say, how they end, and that none is left."""
+"""Real children of a process with an event loop, which turns meanwhile."""
 
 import os
-import signal
 import sys
 import time
 from pathlib import Path
@@ -9,8 +8,10 @@ from pathlib import Path
 import anyio
 import pytest
 
+from preloadd.linux.asking import Answer
+from preloadd.linux.process import Child
 from preloadd.transport import child
-from preloadd.transport.child import LONGEST, answer
+from preloadd.transport.child import answer
 
 pytestmark = pytest.mark.anyio
 
@@ -19,27 +20,16 @@ def python(code: str) -> list[str]:
     return [sys.executable, "-I", "-S", "-c", code]
 
 
-async def test_it_is_read_to_its_end_and_reaped():
-    assert await answer(python("print('a'); print('b')"), os.environ) == (0, b"a\nb\n")
-
-
-async def test_status_is_a_shells():
-    assert await answer(python("print('x'); raise SystemExit(3)"), os.environ) == (3, b"x\n")
-    killed = python("import os; os.kill(os.getpid(), 9)")
-    assert await answer(killed, os.environ) == (128 + signal.SIGKILL, b"")
-    assert await answer(["/nonexistent"], os.environ) == (127, b"")
-
-
-async def test_only_the_end_of_a_long_answer_is_kept():
-    status, text = await answer(python(f"print('x' * {3 * LONGEST}); print('end')"), os.environ)
-    assert (status, len(text)) == (0, LONGEST)
-    assert text.endswith(b"x\nend\n")
+async def test_its_end_is_waited_for_and_its_status_told():
+    code = "import time; print('a', flush=True); time.sleep(0.1); print('b'); raise SystemExit(3)"
+    assert await answer(python(code), os.environ) == Answer(3, b"a\nb\n")
+    assert (await answer(["/nonexistent"], os.environ)).status == 127
 
 
 async def test_what_a_manager_told_this_process_is_not_passed_on():
     told = python("import os; print(os.environ.get('NOTIFY_SOCKET'), os.environ['X'])")
     environ = {**os.environ, "NOTIFY_SOCKET": "/run/x", "X": "1"}
-    assert await answer(told, environ) == (0, b"None 1\n")
+    assert await answer(told, environ) == Answer(0, b"None 1\n")
 
 
 async def test_cancelling_kills_it_with_all_that_it_started(tmp_path):
@@ -78,8 +68,8 @@ def alive(pid: str) -> bool:
 async def test_nobody_waits_for_one_that_does_not_go(monkeypatch, tmp_path):
     """No process outlives SIGKILL but in a driver that hangs; here it is not killed, but ends."""
     monkeypatch.setattr(child, "END_S", 0.05)
-    monkeypatch.setattr(child.Child, "kill_group", lambda *_: None)
-    monkeypatch.setattr(child.Child, "signal", lambda *_: None)
+    monkeypatch.setattr(Child, "kill_group", lambda *_: None)
+    monkeypatch.setattr(Child, "signal", lambda *_: None)
     began = time.monotonic()
     with anyio.move_on_after(0.1):
         await answer(python("import time; time.sleep(0.8)"), os.environ)

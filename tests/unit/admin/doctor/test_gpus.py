@@ -15,17 +15,18 @@ def test_no_driver_is_a_note(host):
 
 def test_driver_with_persistence_mode(host, tool):
     host.gpus(A)
-    tool("nvidia-smi", f"echo '{A}, Enabled'")
+    tool("nvidia-smi", f"echo '{A}, NVIDIA H200, 143771 MiB, Enabled'")
     assert [f[:2] for f in told(host)] == [
         ("ok", "driver 580.95.05, 1 GPUs"),
+        ("ok", f"{A}: NVIDIA H200, 143771 MiB"),
         ("ok", "persistence mode is on"),
     ]
 
 
 def test_driver_without_persistence_mode(host, tool):
     host.gpus(A)
-    tool("nvidia-smi", f"echo '{A}, Disabled'")
-    severity, text, remedy = told(host)[1]
+    tool("nvidia-smi", f"echo '{A}, NVIDIA H200, 143771 MiB, Disabled'")
+    severity, text, remedy = told(host)[2]
     assert severity == "warning"
     assert A in text
     assert "nvidia-smi -pm 1" in remedy
@@ -41,7 +42,7 @@ def test_tool_that_fails_or_is_missing(host, tool):
 
 def test_missing_nodes_are_told_with_what_makes_them(host, tool):
     host.gpus(A)
-    tool("nvidia-smi", f"echo '{A}, Enabled'")
+    tool("nvidia-smi", f"echo '{A}, NVIDIA H200, 143771 MiB, Enabled'")
     (host.root / "dev/nvidia-uvm").unlink()
     severity, text, remedy = told(host)[1]
     assert severity == "warning"

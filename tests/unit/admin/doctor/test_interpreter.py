@@ -36,6 +36,16 @@ def test_interpreter_that_does_not_run(host, tool):
     assert (severity, text) == ("fault", f"{host.root}/bin/broken does not run: not today")
 
 
+def test_interpreter_that_never_ends(host, tool, monkeypatch):
+    monkeypatch.setattr("preloadd.admin.doctor.interpreter.TIMEOUT_S", 0.3)
+    tool("endless", f"echo $$ > {host.root}/pid; yes")
+    host.environ["PRELOADD_PYTHON"] = str(host.root / "bin/endless")
+    ((_, _, text, _),) = told(host)
+    assert text.endswith(
+        f"bin/endless does not run: {host.root}/bin/endless did not finish within 0.3 s"
+    )
+
+
 def test_interpreter_that_is_too_old(host, tool):
     tool("old", "echo 3 10 12")
     host.environ["PRELOADD_PYTHON"] = str(host.root / "bin/old")

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from preloadd.domain.ids import DeviceId
-from preloadd.domain.settings import Memory
-from preloadd.errors import DeviceFailed, NoSuchDevice
+from preloadd.errors import DeviceFailed, NoSuchDevice, OutOfRoom
 from preloadd.memory.cuda.driver import CudaDriver, open_device, open_ordinal
 from tests.driver_stand_in import build
 from tests.unit.memory.conftest import CUDA_DEVICES, UNIT, StandIn
@@ -30,8 +29,8 @@ def test_devices_are_opened_by_uuid_wherever_they_are_counted(cuda: StandIn) -> 
     cuda.setenv("STAND_IN_DEVICES", ",".join(CUDA_DEVICES))
     for order in ("0,1,2", "2,1", f"{THREE},{TWO}"):
         cuda.setenv("CUDA_VISIBLE_DEVICES", order)
-        driver = open_device(TWO)
-        assert (driver.device, driver.memory) == (TWO, Memory.CUDA)
+        driver = open_device(TWO, {})
+        assert driver.device == TWO
         driver.close()
     assert open_ordinal(0).device == THREE
     cuda.end()
@@ -40,7 +39,7 @@ def test_devices_are_opened_by_uuid_wherever_they_are_counted(cuda: StandIn) -> 
 def test_a_part_of_a_gpu_is_a_device_of_its_own(cuda: StandIn) -> None:
     part = DeviceId("MIG-1a1b2c3d-0000-4000-8000-0000000000db")
     cuda.setenv("STAND_IN_DEVICES", part)
-    driver = open_device(part)
+    driver = open_device(part, {})
     with driver.current():
         assert driver.room()[1] == f"{part} (NVIDIA Stand-In MIG 1g.18gb)"
     driver.close()
@@ -50,7 +49,7 @@ def test_a_device_that_is_hidden_is_refused_with_those_that_are_not(cuda: StandI
     cuda.setenv("STAND_IN_DEVICES", ",".join(CUDA_DEVICES))
     cuda.setenv("CUDA_VISIBLE_DEVICES", "0,2")
     with pytest.raises(NoSuchDevice) as caught:
-        open_device(TWO)
+        open_device(TWO, os.environ)
     told = f"{TWO} is not to be seen here, only {ONE}, {THREE} (CUDA_VISIBLE_DEVICES=0,2)"
     assert str(caught.value) == told
     with pytest.raises(NoSuchDevice, match="no GPU 2 here, only 2"):
@@ -116,16 +115,34 @@ def test_host_memory_is_pinned_by_registering_or_else_by_the_driver(
 def test_memory_that_cannot_be_pinned_is_told(driver: CudaDriver, cuda: StandIn) -> None:
     with driver.current():
         cuda.fail_pinning()
-        with pytest.raises(DeviceFailed, match="4,096 bytes of pinned host memory"):
+        with pytest.raises(OutOfRoom, match=r"4,096 bytes but .* may be pinned \(`ulimit -l`"):
             driver.pin(UNIT)
 
 
-def test_what_fails_since_the_driver_has_ended_is_no_failure(
+@pytest.mark.parametrize("code", [2, 801, 12345])
+def test_whatever_registering_answers_the_driver_is_asked_for_memory(
+    driver: CudaDriver, cuda: StandIn, code: int
+) -> None:
+    cuda.fail("MemHostRegister", code)
+    with driver.current():
+        driver.unpin(driver.pin(UNIT))
+
+
+@pytest.mark.parametrize("function", ["DeviceGetCount", "DeviceGetUuid", "DevicePrimaryCtxRetain"])
+def test_a_status_without_a_name_is_a_failure_of_opening(cuda: StandIn, function: str) -> None:
+    cuda.fail(function, 12345)
+    with pytest.raises(DeviceFailed, match=r"12345 .*kernel log"):
+        open_ordinal(0)
+
+
+def test_a_thread_gets_its_context_back_whatever_is_answered(
     driver: CudaDriver, cuda: StandIn
 ) -> None:
-    cuda.fail("CtxSynchronize", 4)
-    with driver.current():
-        driver.synchronize()
+    with pytest.raises(ZeroDivisionError), driver.current():
+        cuda.fail("CtxPopCurrent", 12345)
+        raise ZeroDivisionError
+    cuda.fail("", 0)
+    driver.pop()
 
 
 OPENING = """

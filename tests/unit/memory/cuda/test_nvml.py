@@ -24,7 +24,7 @@ import json, os, sys
 from preloadd.memory.cuda import nvml
 device, used = sys.argv[1], int(sys.argv[2])
 print(json.dumps([
-    nvml.holders(device), nvml.persistence(device), nvml.minor(device), nvml.free_total(device),
+    nvml.holders(device), nvml.persistence(device), nvml.minor(device),
     nvml.shares(device, used),
 ]))
 """
@@ -32,13 +32,13 @@ print(json.dumps([
 
 def asked(
     device: str, environ: dict[str, str], used: int = 0, **told: str
-) -> tuple[list[tuple[int, str, int]], bool | None, int, tuple[int, int] | None, str]:
+) -> tuple[list[tuple[int, str, int]] | None, bool | None, int, str]:
     given = {name: text for name, text in os.environ.items() if "STAND_IN" not in name}
     command = [sys.executable, "-c", ASKING, device, str(used)]
     environ = {**given, **environ, **told}
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
     holders, *rest = json.loads(done.stdout)
-    return ([tuple(holder) for holder in holders], *rest)
+    return (holders and [tuple(holder) for holder in holders], *rest)
 
 
 @pytest.fixture(scope="module")
@@ -53,13 +53,13 @@ def test_a_gpu_and_a_part_of_one_are_told(library: dict[str, str], device: str) 
         device,
         library,
         STAND_IN_DEVICES=f"{GPU},{MIG}",
-        STAND_IN_MEMORY=str(8 * GIB),
-        STAND_IN_USED=str(2 * GIB),
         STAND_IN_PERSISTENCE="1",
-        STAND_IN_PROCESSES=f"{ours}:5,{2**22}:7,{ours}:-",
+        STAND_IN_PROCESSES=f"{ours}:5,{2**22}:7",
+        STAND_IN_GRAPHICS=f"{2**22 + 1}:6,{ours}:-",
     )
-    holders = [(2**22, "of another container or gone", 7), (ours, name, 5), (ours, name, 0)]
-    assert told == (holders, True, 5, [6 * GIB, 8 * GIB], "")
+    gone = "of another container or gone"
+    holders = [(2**22, gone, 7), (2**22 + 1, gone, 6), (ours, name, 5)]
+    assert told == (holders, True, 5, "")
 
 
 def test_the_end_of_the_sentence_names_who_holds_how_much(library: dict[str, str]) -> None:
@@ -74,20 +74,38 @@ def test_the_end_of_the_sentence_names_who_holds_how_much(library: dict[str, str
     )
     assert told.startswith(f", where pid {ours} ({name}) holds 4.0 GiB, pid {2**22 + 1} (of ")
     assert told.count(" holds ") == 5
-    assert told.endswith(", 16.0 GiB are no process's (weights that a daemon keeps, mostly),")
+    assert told.endswith(
+        ", 16.0 GiB are of no process that is seen here (weights that a daemon keeps, or another "
+        "container's),"
+    )
 
 
-@pytest.mark.parametrize(
-    ("used", "processes"), [(GIB, f"1:{GIB}"), (8 * GIB, ""), (8 * GIB, "1:-")]
-)
-def test_where_nothing_is_known_nothing_is_said(
-    library: dict[str, str], used: int, processes: str
+def test_what_no_process_holds_is_told_though_none_is_seen(library: dict[str, str]) -> None:
+    *_, told = asked(GPU, library, used=8 * GIB, STAND_IN_DEVICES=GPU)
+    assert told.startswith(", where 8.0 GiB are of no process that is seen here (weights")
+
+
+def test_where_a_process_hides_what_it_holds_the_rest_is_nobodys_business(
+    library: dict[str, str],
 ) -> None:
-    told = asked(GPU, library, used=used, STAND_IN_DEVICES=GPU, STAND_IN_PROCESSES=processes)
+    ours, name = os.getpid(), Path("/proc/self/comm").read_text().strip()
+    told = asked(GPU, library, 8 * GIB, STAND_IN_DEVICES=GPU, STAND_IN_PROCESSES=f"{ours}:-")
+    assert told[-1] == f", where pid {ours} ({name}) holds an unknown amount,"
+
+
+def test_who_draws_holds_memory_as_well(library: dict[str, str]) -> None:
+    ours, name = os.getpid(), Path("/proc/self/comm").read_text().strip()
+    drawing = f"{ours}:{4 * GIB}"
+    *_, told = asked(GPU, library, 4 * GIB, STAND_IN_DEVICES=GPU, STAND_IN_GRAPHICS=drawing)
+    assert told == f", where pid {ours} ({name}) holds 4.0 GiB,"
+
+
+def test_of_little_in_use_nothing_is_said(library: dict[str, str]) -> None:
+    told = asked(GPU, library, GIB, STAND_IN_DEVICES=GPU, STAND_IN_PROCESSES=f"1:{GIB}")
     assert told[-1] == ""
 
 
-NOTHING = ([], None, -1, None, "")
+NOTHING = (None, None, -1, "")
 
 
 def test_without_a_driver_nothing_is_told(library: dict[str, str]) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
-from preloadd.domain.settings import Memory
-from preloadd.errors import DeviceFailed, NoSuchDevice
+from preloadd.errors import DeviceFailed, NoSuchDevice, OutOfRoom
 from preloadd.memory.hip.driver import open_device, open_ordinal
 from tests.unit.memory.conftest import HIP_DEVICES, UNIT, StandIn
 
@@ -16,8 +17,8 @@ def test_devices_are_opened_by_uuid_wherever_they_are_counted(hip: StandIn) -> N
     hip.setenv("STAND_IN_DEVICES", ",".join(HIP_DEVICES))
     for order in ("0,1,2", "2,1"):
         hip.setenv("HIP_VISIBLE_DEVICES", order)
-        driver = open_device(TWO, library=hip.path)
-        assert (driver.device, driver.memory) == (TWO, Memory.HIP)
+        driver = open_device(TWO, {}, hip.path)
+        assert driver.device == TWO
         driver.close()
     assert open_ordinal(0, hip.path).device == THREE
 
@@ -26,7 +27,7 @@ def test_a_device_that_is_hidden_is_refused_with_those_that_are_not(hip: StandIn
     hip.setenv("STAND_IN_DEVICES", ",".join(HIP_DEVICES))
     hip.setenv("HIP_VISIBLE_DEVICES", "0,2")
     with pytest.raises(NoSuchDevice) as caught:
-        open_device(TWO, library=hip.path)
+        open_device(TWO, os.environ, hip.path)
     told = f"{TWO} is not to be seen here, only {ONE}, {THREE} (HIP_VISIBLE_DEVICES=0,2)"
     assert str(caught.value) == told
     with pytest.raises(NoSuchDevice, match="no GPU 2 here, only 2"):
@@ -54,5 +55,19 @@ def test_a_device_that_does_not_answer_failed(hip: StandIn) -> None:
 def test_memory_that_cannot_be_pinned_is_told(hip: StandIn) -> None:
     driver = open_ordinal(0, hip.path)
     hip.fail("HostRegister", 2)
+    with driver.current(), pytest.raises(OutOfRoom, match="4,096 bytes but the host's memory"):
+        driver.pin(UNIT)
+    hip.fail("HostRegister", 801)
     with driver.current(), pytest.raises(DeviceFailed, match="pinning 4,096 bytes"):
         driver.pin(UNIT)
+
+
+@pytest.mark.parametrize("version", ["60443483", "70051831", "70125424"])
+def test_a_descriptor_is_imported_as_this_version_wants_it(hip: StandIn, version: str) -> None:
+    hip.setenv("STAND_IN_VERSION", version)
+    driver = open_ordinal(0, hip.path)
+    with driver.current():
+        handle = driver.create(UNIT)
+        with driver.export(handle) as fd:
+            driver.release(driver.import_fd(fd.fileno()))
+        driver.release(handle)
