@@ -8,7 +8,7 @@
     ├── CheckpointError        files of the checkpoint cannot be loaded as they are
     ├── ModelNotFound          the model is neither a folder nor in the Hugging Face cache
     ├── UnsupportedModel       the builder does not know how to do this with this architecture
-    ├── OutOfRoom              not enough memory, said before loading
+    ├── OutOfRoom              not enough memory, said before loading if it can be foreseen
     ├── NoSuchDevice           the GPU is not to be seen from here, or none is
     ├── DeviceFailed           the GPU's driver answered with an error, or the GPU is lost
     ├── OutOfDescriptors       a descriptor limit was reached
@@ -124,16 +124,20 @@ class UnsupportedModel(PreloadError):
 
 
 class OutOfRoom(PreloadError):
-    """Not enough memory for the arena. `wanted` and `free` are bytes; `limit` says what bounds."""
+    """Not enough memory for the arena. `wanted` and `free` are bytes; `limit` says what bounds.
+
+    With `part`, these bytes are not all that is wanted: a chunk, or a buffer to load with.
+    """
 
     code = ErrorCode.NO_ROOM
 
-    def __init__(self, *, wanted: int, free: int, limit: str) -> None:
+    def __init__(self, *, wanted: int, free: int, limit: str, part: bool = False) -> None:
         self.wanted, self.free, self.limit = wanted, free, limit
+        more, least = ("another ", "at least ") if part else ("", "")
         super().__init__(
-            f"the weights need {wanted:,} bytes but {limit} leaves {free:,}, so "
-            f"{wanted - free:,} are missing: free memory, raise the limit, or use a smaller model "
-            "or more ranks"
+            f"the weights need {more}{wanted:,} bytes but {limit} leaves {free:,}, so "
+            f"{least}{wanted - free:,} are missing: free memory, raise the limit, or use a smaller "
+            "model or more ranks"
         )
 
 

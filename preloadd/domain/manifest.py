@@ -23,6 +23,9 @@ ALIGNMENT = 512
 MAX_CHUNKS = 128
 """So that every descriptor of a generation fits one packet (the kernel's limit is 253)."""
 
+MAX_ARENA_BYTES = 1 << 48
+"""More than any device has, and few enough for every sum of sizes to be a number in C."""
+
 MAX_TENSORS = 1_000_000
 MAX_ARTIFACT_BYTES = 16 << 20
 
@@ -124,6 +127,9 @@ def _faults(manifest: Manifest) -> Iterator[str]:
     if not 1 <= len(manifest.chunks) <= MAX_CHUNKS or min(manifest.chunks) <= 0:
         yield f"{len(manifest.chunks)} chunks of {manifest.chunks[:3]}… bytes"
         return
+    if sum(manifest.chunks) > MAX_ARENA_BYTES:
+        yield f"chunks of {sum(manifest.chunks):,} bytes together: no device has as many"
+        return
     yield from _storage_faults(manifest.storages, manifest.chunks)
     yield from _tensor_faults(manifest.tensors, len(manifest.storages.nbytes))
     yield from _view_faults(manifest.tensors, manifest.storages.nbytes)
@@ -187,8 +193,11 @@ def _view_faults(tensors: Tensors, storage_nbytes: list[int]) -> Iterator[str]:
             yield f"{tensors.name[index]} has shape {shape}"
             return
         extent = math.prod(shape)
+        if not extent and math.prod(filter(None, shape)) > MAX_ARENA_BYTES:
+            yield f"{tensors.name[index]} has shape {shape}"
+            return
         if strides is not None:
-            if len(strides) != len(shape) or min(strides, default=0) < 0:
+            if len(strides) != len(shape) or not _are_strides(strides):
                 yield f"{tensors.name[index]} has strides {strides} for shape {shape}"
                 return
             if extent:
@@ -199,3 +208,7 @@ def _view_faults(tensors: Tensors, storage_nbytes: list[int]) -> Iterator[str]:
         if (skip + extent) * bits[dtype] > storage_nbytes[storage] * 8:
             yield f"{tensors.name[index]} reaches past the end of its storage"
             return
+
+
+def _are_strides(strides: tuple[int, ...]) -> bool:
+    return not strides or (min(strides) >= 0 and max(strides) <= MAX_ARENA_BYTES)

@@ -7,8 +7,10 @@ close unmaps it.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from weakref import WeakSet, WeakValueDictionary
 
 from preloadd.domain.ids import DeviceId
 from preloadd.linux.fds import OwnedFd
@@ -25,22 +27,26 @@ class Identity:
     chunks: tuple[int, ...]
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class _Mapped:
-    """One mapping, and how many attachments use it."""
+    """One mapping, and the attachments that use it."""
 
     mapping: Mapping
-    users: int = 0
+    users: WeakSet[Share] = field(default_factory=WeakSet)
 
 
 class Arenas:
-    """The registry. Its methods may be called from any thread, and by finalizers."""
+    """The registry. Its methods may be called from any thread, and by finalizers.
+
+    It keeps no arena itself: one whose shares were dropped without being closed, as an interrupt
+    may do, goes with the last of them.
+    """
 
     def __init__(self) -> None:
         # Reentrant: mapping makes objects, so it may set off a garbage collection, which may run
         # the finalizer of a model that lets go of its arena in this very thread.
         self._lock = threading.RLock()
-        self._mapped: dict[Identity, _Mapped] = {}
+        self._mapped: WeakValueDictionary[Identity, _Mapped] = WeakValueDictionary()
 
     def __len__(self) -> int:
         return len(self._mapped)
@@ -50,24 +56,33 @@ class Arenas:
 
         Errors as of `Mapper.map`.
         """
-        with self._lock:
-            mapped = self._mapped.get(identity)
-            if mapped is None:
-                mapping = mapper.map(list(zip(fds, identity.chunks, strict=True)))
-                mapped = self._mapped[identity] = _Mapped(mapping)
-            mapped.users += 1
-        for fd in fds:
-            fd.close()
-        return Share(self, identity, mapped)
+        with ExitStack() as always:
+            for fd in fds:
+                always.callback(fd.close)
+            with self._lock:
+                mapped = self._mapped.get(identity)
+                if mapped is None:
+                    mapped = _Mapped(mapper.map(list(zip(fds, identity.chunks, strict=True))))
+                    self._mapped[identity] = mapped
+                share = Share(self, identity, mapped)
+                mapped.users.add(share)
+        return share
 
-    def leave(self, identity: Identity, mapped: _Mapped, *, unmap: bool) -> None:
-        """One user less; the last one unmaps, or with `unmap` false leaves that to the views."""
-        with self._lock:
-            if mapped.users == 1 and unmap:
-                mapped.mapping.close()
-            mapped.users -= 1
+    def leave(self, identity: Identity, mapped: _Mapped, user: Share, *, unmap: bool) -> None:
+        """One user less; the last one unmaps, or with `unmap` false leaves that to the views.
+
+        BufferError, and nothing done, as of `Mapping.close`; what else that raises passes through,
+        and nobody finds the arena any more.
+        """
+
+        def left() -> None:
+            mapped.users.discard(user)
             if not mapped.users and self._mapped.get(identity) is mapped:
                 del self._mapped[identity]
+
+        with self._lock, unless_in_use(left):
+            if unmap and len(mapped.users) == 1:
+                mapped.mapping.close()
 
 
 class Share:
@@ -94,9 +109,9 @@ class Share:
 
     def close(self) -> None:
         """Leave, and unmap if nobody else is left. BufferError, and nothing done, while that is
-        so and views of the arena live."""
-        self._leave(unmap=True)
-        self._mapped = None
+        so and views of the arena live. DeviceFailed at most once: it is closed then as well."""
+        with unless_in_use(self._forget):
+            self._leave(unmap=True)
 
     def abandon(self) -> None:
         """Leave. If nobody else is left, the arena is unmapped with this and the last view."""
@@ -110,8 +125,26 @@ class Share:
 
     def _leave(self, *, unmap: bool) -> None:
         if self._mapped is not None and not self._left:
-            self._arenas.leave(self._identity, self._mapped, unmap=unmap)
+            self._arenas.leave(self._identity, self._mapped, self, unmap=unmap)
             self._left = True
+
+    def _forget(self) -> None:
+        self._mapped = None
+
+
+@contextmanager
+def unless_in_use(then: Callable[[], object]) -> Iterator[None]:
+    """Around what gives up a mapping: do `then` after it, also if it fails, but not if it refuses.
+
+    A BufferError is its refusal: memory is in use, and everything stays as it was.
+    """
+    with ExitStack() as ending:
+        ending.callback(then)
+        try:
+            yield
+        except BufferError:
+            ending.pop_all()
+            raise
 
 
 ARENAS = Arenas()

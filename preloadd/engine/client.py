@@ -18,7 +18,7 @@ from preloadd.domain.key import ABSENT, CHECKPOINT, Key, differences, digest_met
 from preloadd.domain.leases import Mode
 from preloadd.domain.manifest import Manifest
 from preloadd.domain.settings import Memory
-from preloadd.engine.arenas import ARENAS, Arenas, Identity, Share
+from preloadd.engine.arenas import ARENAS, Arenas, Identity, Share, unless_in_use
 from preloadd.engine.discovery import Candidate, candidates, found, trusted_users
 from preloadd.engine.options import Options
 from preloadd.errors import (
@@ -87,9 +87,10 @@ class Attachment:
 
     def close(self) -> None:
         """Unmap, unless others share the mapping, and hang up. BufferError, and the lease stays,
-        where it cannot be unmapped since tensors use the memory."""
-        self.arena.close()
-        self._client.close()
+        where it cannot be unmapped since tensors use the memory. DeviceFailed, and the lease is
+        given back, where a GPU did not do it."""
+        with unless_in_use(self._client.close):
+            self.arena.close()
 
     def abandon(self) -> None:
         """Hang up, and leave the mapping to whoever still uses it."""
@@ -135,9 +136,13 @@ def _attach(
     with ExitStack() as undo:
         client = _connected(places, timeout)
         undo.callback(client.close)
-        manifest, arena = map_granted(*_granted(client, wanted, options.mode, timeout))
+        with ExitStack() as received:
+            granted = _granted(client, wanted, options.mode, timeout, received)
+            manifest, arena = map_granted(*granted)
+        undo.callback(arena.abandon)
+        attachment = Attachment(client, manifest, arena, timeout)
         undo.pop_all()
-    return Attachment(client, manifest, arena, timeout)
+    return attachment
 
 
 def _connected(places: Sequence[Candidate], timeout: float) -> Client:
@@ -163,9 +168,12 @@ def _check_listener(path: Path, sock: socket.socket) -> None:
 
 
 def _granted(
-    client: Client, wanted: Wanted, mode: Mode, timeout: float
+    client: Client, wanted: Wanted, mode: Mode, timeout: float, received: ExitStack
 ) -> tuple[m.Granted, Key, Sequence[OwnedFd]]:
-    """Ask by file identities; where they do not settle it, read the digest and ask once more."""
+    """Ask by file identities; where they do not settle it, read the digest and ask once more.
+
+    `received` closes the descriptors.
+    """
     key = wanted.key("")
     reply, fds = client.call(_request(wanted, key, mode), timeout=timeout)
     if isinstance(reply, m.Mismatched) and [f.name for f in reply.fields] == [CHECKPOINT]:
@@ -174,6 +182,7 @@ def _granted(
         except ValueError:
             raise _not_granted(reply) from None
         reply, fds = client.call(_request(wanted, key, mode), timeout=timeout)
+    received.callback(_close, fds)
     if not isinstance(reply, m.Granted):
         raise _not_granted(reply)
     return reply, key, fds
@@ -194,15 +203,17 @@ def _map(
     fds: Sequence[OwnedFd],
 ) -> tuple[Manifest, Share]:
     """Map what was granted, after the manifest itself says that it is what was asked for."""
-    with ExitStack() as undo:
-        for fd in fds:
-            undo.callback(fd.close)
-        manifest = payload.decode(read_sealed(fds[0].fileno(), granted.manifest))
-        if (manifest.generation, manifest.chunks) != (granted.generation, granted.chunks):
-            raise DamagedManifest("the daemon granted other chunks than its manifest describes")
-        _check_wanted(manifest, wanted, key)
-        identity = Identity(manifest.backend, wanted.device, manifest.generation, manifest.chunks)
-        return manifest, arenas.share(identity, fds[1:], mapper)
+    manifest = payload.decode(read_sealed(fds[0].fileno(), granted.manifest))
+    if (manifest.generation, manifest.chunks) != (granted.generation, granted.chunks):
+        raise DamagedManifest("the daemon granted other chunks than its manifest describes")
+    _check_wanted(manifest, wanted, key)
+    identity = Identity(manifest.backend, wanted.device, manifest.generation, manifest.chunks)
+    return manifest, arenas.share(identity, fds[1:], mapper)
+
+
+def _close(fds: Sequence[OwnedFd]) -> None:
+    for fd in fds:
+        fd.close()
 
 
 def _check_wanted(manifest: Manifest, wanted: Wanted, key: Key) -> None:

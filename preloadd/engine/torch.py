@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -29,6 +30,9 @@ class Weights(Owner):
     With `zero_copy` they are views of memory that others share: writing to one in host memory ends
     the process, on a GPU it is an error of CUDA after which the process is of no more use. The
     lease lasts until `close`, with `copy` until `take_over`.
+
+    A lease can be neither copied nor sent: where an object that refers to these weights is, by
+    `copy.deepcopy`, `pickle` or `torch.save`, the other one has None in their place.
     """
 
     def __init__(self, attachment: Attachment, mode: Mode, device: str = "cpu") -> None:
@@ -46,7 +50,7 @@ class Weights(Owner):
         """
         if self.mode is Mode.COPY and self._attachment is not None:
             self._attachment.release()
-            self._end()
+            self._end(self._attachment)
 
     def shares(self, tensor: torch.Tensor) -> bool:
         """Whether `tensor` lies in this arena, and not in memory of its own."""
@@ -56,21 +60,23 @@ class Weights(Owner):
         )
 
     def close(self) -> None:
-        """Give the lease back, and unmap unless other attachments share the mapping.
+        """Give the lease back, and unmap unless others in this process use the mapping.
 
         BufferError while tensors of it are in use elsewhere: then everything stays as it is.
-        DeviceFailed where a GPU did not finish its work.
+        DeviceFailed where a GPU did not finish its work: once, and the lease is given back.
         """
         self._drop_tensors()
-        try:
-            self._end()
-        except BufferError:
-            if self._attachment is not None:
-                self._make_tensors(self._attachment)
+        attachment = self._attachment
+        if attachment is None:
+            return
+        # The mapping itself may be shared, so it cannot tell whose tensors still use it.
+        if self.mode is Mode.ZERO_COPY and any(used() for used in self._in_use):
+            self._make_tensors(attachment)
             raise BufferError(
                 "tensors of these weights are still in use, so they stay mapped and the lease "
                 "goes on: drop the tensors and the model, then close again"
-            ) from None
+            )
+        self._end(attachment)
 
     def abandon(self) -> None:
         """Give the lease back and leave the mapping to the tensors that still use it."""
@@ -92,6 +98,9 @@ class Weights(Owner):
         self._drop_tensors()
         self.abandon()
 
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        return type(None), ()
+
     def __repr__(self) -> str:
         held = "held" if self._attachment is not None else "given back"
         return f"<{len(self.tensors)} tensors, {self.mode}, lease {held}>"
@@ -111,14 +120,14 @@ class Weights(Owner):
     def _drop_tensors(self) -> None:
         self.tensors, self._chunks = {}, []
 
-    def _end(self) -> None:
-        if self._attachment is None:
-            return
-        # The mapping itself may be shared, so it cannot tell whose tensors still use it.
-        if self.mode is Mode.ZERO_COPY and any(used() for used in self._in_use):
-            raise BufferError
-        self._attachment.close()
+    def _end(self, attachment: Attachment) -> None:
+        """Give the lease back, now that no tensor of these weights uses the mapping."""
         self._attachment = None
+        try:
+            attachment.close()
+        except BufferError:
+            # Other weights of this process were abandoned, and tensors of theirs live.
+            attachment.abandon()
 
 
 def attach_checkpoint(
@@ -147,7 +156,10 @@ def attach_checkpoint(
         place.device, client=client, memory=place.spot.memory, role=role, placement=placement
     )
     weights = attach_wanted(wanted, parsed, place)
-    weights.take_over()
+    with ExitStack() as undo:
+        undo.callback(weights.abandon)
+        weights.take_over()
+        undo.pop_all()
     return weights
 
 

@@ -11,7 +11,7 @@ import os
 import threading
 import weakref
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +76,8 @@ def from_pretrained(
     `device` is the GPU to use, torch's current one if None; `device_map` may name it instead.
     `options` are those of `preloadd.engine.options.Options`; further arguments go to transformers.
     The attached weights are `model.preloadd`, and their lease ends with the model; without them
-    that attribute is None. With `fallback` (the default) every reason not to attach is one warning
+    that attribute is None, and so it is in a copy or pickle of the model, which has tensors of its
+    own. With `fallback` (the default) every reason not to attach is one warning
     and a load from disk onto the same device, without it a PreloadError. ConfigError for a wrong
     option in any case, and so UnsupportedPlatformForIPCError where there is no GPU and host memory
     was not asked for.
@@ -149,16 +150,15 @@ def _attached(
     place = open_place(where, os.environ)
     client = client_name(f"transformers-{folder.name}")
     wanted = checkpoint.wanted(place.device, client=client, memory=where.memory)
-    weights = attach_wanted(wanted, options, place)
     rest |= _device_map(where)
-    try:
+    weights = attach_wanted(wanted, options, place)
+    with ExitStack() as undo:
+        undo.callback(weights.abandon)
         built = _build(config, weights, checkpoint.stored_dtype if wish == "auto" else wish, rest)
-    except BaseException:
-        weights.abandon()
-        raise
-    _restore_generation_config(built, folder)
-    weights.take_over()
-    weakref.finalize(built, weights.abandon)
+        _restore_generation_config(built, folder)
+        weights.take_over()
+        weakref.finalize(built, weights.abandon)
+        undo.pop_all()
     return _holding(built, weights)
 
 

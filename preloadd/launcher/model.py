@@ -54,12 +54,13 @@ def may_fetch(model: str, environ: Mapping[str, str]) -> bool:
 async def _fetch(command: Sequence[str], environ: Mapping[str, str]) -> Path:
     """Run `command` and return the folder that it prints last."""
     found = await answer(command, environ)
+    status = found.status
     lines = found.said.decode(errors="replace").splitlines()
     folder = Path(lines[-1].strip()) if lines else None
-    if found.status or folder is None or not folder.is_dir():
+    if status or folder is None or not folder.is_dir():
         raise LoaderFailed(
-            f"{command[-3]} could not be fetched: the download {describe(found.status)} (its own "
-            "words are above): give a folder, or correct the id, the revision or the network settings",
-            found.status or EXIT_STATUS[ErrorCode.LOADER],
+            f"{command[-3]} could not be fetched: the download {describe(status)} (its own words "
+            "are above): give a folder, or correct the id, the revision or the network settings",
+            status or EXIT_STATUS[ErrorCode.LOADER],
         )
     return folder

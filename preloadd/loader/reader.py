@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from queue import SimpleQueue
 
 from preloadd.linux.owner import Owner
+from preloadd.linux.threads import starting
 from preloadd.loader.pieces import Piece
 from preloadd.loader.route import SMALL, Route, Way
 from preloadd.loader.source import OpenFile
@@ -38,6 +39,7 @@ class Readers(Owner):
 
     With a `route`, which is for chunks of a staged filler alone, files are also read past the page
     cache. `bytes_read` and `bytes_direct` count what was read of the files, all and so.
+    PreloadError if a thread cannot be started.
     """
 
     def __init__(
@@ -52,7 +54,7 @@ class Readers(Owner):
         self._stopped = False
         self._error: BaseException | None = None
         self._threads: list[threading.Thread] = []
-        with ExitStack() as undo:
+        with ExitStack() as undo, starting("reading the checkpoint"):
             undo.callback(self.close)
             for number in range(threads):
                 thread = threading.Thread(target=self._serve, name=f"reader-{number}")

@@ -277,8 +277,8 @@ def _out_of_room(error: OSError, nbytes: int) -> OutOfRoom:
             resource.getrlimit(resource.RLIMIT_FSIZE)[0],
             "the file size limit (ulimit -f)",
         )
-        return OutOfRoom(wanted=nbytes, free=free, limit=limit)
+        return OutOfRoom(wanted=nbytes, free=free, limit=limit, part=True)
     free, limit = room()
     if free >= nbytes:
         free, limit = 0, "a limit of the kernel (`ulimit -v`, or vm.overcommit_memory)"
-    return OutOfRoom(wanted=nbytes, free=free, limit=limit)
+    return OutOfRoom(wanted=nbytes, free=free, limit=limit, part=True)

@@ -51,7 +51,7 @@ def allocate(nbytes: int) -> Pinned:
         area = mmap.mmap(-1, nbytes + LARGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
         free, limit = room()
-        raise OutOfRoom(wanted=nbytes, free=free, limit=limit) from error
+        raise OutOfRoom(wanted=nbytes, free=free, limit=limit, part=True) from error
     base = ctypes.addressof(ctypes.c_char.from_buffer(area))
     skip = -base % LARGE_PAGE
     # A child that writes would get the pages, and this process copies that the device knows nothing

@@ -19,6 +19,7 @@ from queue import SimpleQueue
 from typing import Protocol
 
 from preloadd.linux.owner import Owner
+from preloadd.linux.threads import starting
 from preloadd.memory.api import Rows
 from preloadd.memory.pinned import Pinned
 
@@ -60,7 +61,10 @@ class _Slot:
 
 
 class Ring(Owner):
-    """`count` pinned buffers of `nbytes` for any number of threads. Owns buffers and queues."""
+    """`count` pinned buffers of `nbytes` for any number of threads. Owns buffers and queues.
+
+    PreloadError if there is no thread to pin them.
+    """
 
     def __init__(self, device: Copies, *, count: int, nbytes: int) -> None:
         self._device = device
@@ -70,8 +74,11 @@ class Ring(Owner):
         self._failures = 0
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(min(PINNERS, count), thread_name_prefix="pinning")
-        for _ in range(count):
-            self._pool.submit(self._pin)
+        with ExitStack() as undo, starting("pinning host memory"):
+            undo.callback(self.close)
+            for _ in range(count):
+                self._pool.submit(self._pin)
+            undo.pop_all()
 
     def write(
         self, target: int, span: int, rows: Rows, read: Callable[[memoryview], object]

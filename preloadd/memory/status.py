@@ -42,7 +42,7 @@ def meaning_of(
             free, limit = room()
         if free >= wanted:  # somebody has given memory back since, or there is another bound
             free, limit = 0, f"{limit} with {free:,} bytes free, by a limit of the driver,"
-        return OutOfRoom(wanted=wanted, free=free, limit=limit)
+        return OutOfRoom(wanted=wanted, free=free, limit=limit, part=True)
     if foreign and status in _FOREIGN:
         return DamagedManifest(f"{words}: it is no chunk of this GPU, or has another size")
     return DeviceFailed(f"{words}: {HINT}")

@@ -14,6 +14,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext, suppress
+from functools import partial
 from itertools import accumulate
 from types import TracebackType
 from typing import Any, Protocol
@@ -112,7 +113,10 @@ class VmmFiller(Owner):
         self._driver = driver
         self._threads = threads or min(MOST_THREADS, len(os.sched_getaffinity(0)))
         count = buffers or self._threads + (self._threads + 1) // 2
-        self._ring = Ring(driver, count=count, nbytes=longest)
+        with ExitStack() as undo:
+            undo.callback(driver.close)
+            self._ring = Ring(driver, count=count, nbytes=longest)
+            undo.pop_all()
 
     @property
     def granularity(self) -> int:
@@ -306,7 +310,11 @@ class VmmMapping:
             return self._arena.driver.copy_out(address + offset, nbytes) if nbytes else b""
 
     def close(self) -> None:
-        """Unmap once the device is done; BufferError, and nothing done, while a buffer lives."""
+        """Unmap once the device is done; BufferError, and nothing done, while a buffer lives.
+
+        DeviceFailed tells of the first failure, once. If that was to wait for the device, nothing
+        is done, and it may be tried again.
+        """
         if used := len(self._buffers):
             raise BufferError(f"{used} buffers over the weights are still alive")
         self._arena.unmap()
@@ -356,22 +364,36 @@ class _Arena:
         self.spans = tuple(zip(starts, sizes, strict=True)) if sizes else ()
         self._finalizer = weakref.finalize(self, _DROPPED.append, (driver, self.spans))
         self._finalizer.atexit = False
+        if not sizes:
+            self._finalizer.detach()
 
     def unmap(self) -> None:
         """Unmap now, once the device is done with it; again, nothing."""
-        _unmap(self.driver, self.spans)
-        self.spans = ()
-        self._finalizer.detach()
+        if not self.spans:
+            return
+        with self.driver.current():
+            self.driver.synchronize()
+            spans, self.spans = self.spans, ()
+            self._finalizer.detach()
+            _unmap(self.driver, spans)
 
 
 def _unmap(driver: Driver, spans: tuple[tuple[int, int], ...]) -> None:
-    if not spans:
-        return
-    with driver.current():
-        driver.synchronize()
-        for address, nbytes in spans:
-            driver.unmap(address, nbytes)
-        driver.free(spans[0][0], sum(nbytes for _, nbytes in spans))
+    """Give up what the device is done with, in its context; if a step fails, all else all the same.
+
+    Raises the first failure. No step is to be tried again: others may be at these addresses by
+    then. What is left the driver gives up when this process ends.
+    """
+    steps = [partial(driver.unmap, *span) for span in spans]
+    steps.append(partial(driver.free, spans[0][0], sum(nbytes for _, nbytes in spans)))
+    failed: DeviceFailed | None = None
+    for step in steps:
+        try:
+            step()
+        except DeviceFailed as error:
+            failed = failed or error
+    if failed:
+        raise failed
 
 
 _DROPPED: deque[tuple[Driver, tuple[tuple[int, int], ...]]] = deque()
@@ -386,8 +408,10 @@ def _sweep() -> None:
     """
     with suppress(IndexError):  # another thread may sweep as well
         while _DROPPED:
-            dropped = _DROPPED.popleft()
+            driver, spans = _DROPPED.popleft()
             try:
-                _unmap(*dropped)
+                with driver.current():
+                    driver.synchronize()
+                    _unmap(driver, spans)
             except DeviceFailed as error:
                 log.warning("%s", error)

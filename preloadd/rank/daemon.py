@@ -137,6 +137,7 @@ class Daemon:
         """Load a new generation and park it; PreloadError says why that failed."""
         self._service.load_started()
         self._settled.set()
+        self._hold_off()
         try:
             generation = await self._filled(evicted=evicted)
         except OSError as error:
@@ -199,8 +200,14 @@ class Daemon:
     def _progressed(self, progress: Progress) -> None:
         self._service.progressed(progress)
         told = f"{progress.phase} {percent(progress.done, progress.total)}".rstrip()
-        self._notifier.extend_timeout(self._settings.deadlines.silence)
+        self._hold_off()
         self._notifier.progress(told, progress.phase, progress.done, progress.total)
+
+    def _hold_off(self) -> None:
+        """Ask the manager for as long as a loader may take to the next sign of life, and for as
+        long as ending it takes: what it died of is ours to tell."""
+        deadlines = self._settings.deadlines
+        self._notifier.extend_timeout(deadlines.silence + deadlines.stop)
 
     def _adopt(self, parked: Parked) -> Adoption:
         """What comes of `parked`; the checkpoint's error if neither that nor a load can succeed."""

@@ -1,8 +1,10 @@
 """transformers over attached weights does token for token what it does from disk."""
 
+import copy
 import gc
 import json
 import logging
+import pickle
 import shutil
 import signal
 import subprocess
@@ -373,6 +375,34 @@ def test_a_transformers_that_warms_nothing_up_is_left_alone(monkeypatch):
     with _without_warm_up():
         assert not hasattr(transformers.modeling_utils, "caching_allocator_warmup")
     assert not hasattr(transformers.modeling_utils, "caching_allocator_warmup")
+
+
+def pickled(model):
+    return pickle.loads(pickle.dumps(model))
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, pickled], ids=lambda f: f.__name__)
+def test_a_copy_of_a_model_is_one_without_a_lease(run, tiny, copied):
+    tokens = torch.arange(1, 17)[None]
+    with run(tiny) as running, torch.no_grad():
+        model = attach(tiny, running.sockets)
+        other = copied(model)
+        assert other.preloadd is None
+        assert not any(model.preloadd.shares(parameter) for parameter in other.parameters())
+        assert torch.equal(other(tokens).logits, model(tokens).logits)
+        del model
+        gc.collect()
+        running.wait(lambda: told if (told := running.status()).lease_count == 0 else None)
+        assert other.lm_head.weight.add_(1) is not None
+
+
+def test_a_model_that_cannot_be_finished_gives_the_lease_back(run, tiny):
+    (tiny / "generation_config.json").write_text("[]")
+    with run(tiny) as running:
+        with pytest.raises((TypeError, AttributeError, ValueError)) as kept:
+            attach(tiny, running.sockets)
+        running.wait(lambda: told if (told := running.status()).lease_count == 0 else None)
+        assert kept.value is not None
 
 
 def test_a_model_that_is_nowhere_is_named(socket_dir, monkeypatch, tmp_path):

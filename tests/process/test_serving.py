@@ -41,7 +41,10 @@ def test_weights_are_parked_before_the_rank_is_ready_and_their_manifest_last(man
     assert names == [*chunks, f"manifest.{generation}", "listen"]
     assert "READY" in manager.told[-1]
     assert manager.phases == ["opening", "loading", "identifying"]
-    assert any("EXTEND_TIMEOUT_USEC" in fields for fields in manager.told)
+    first = next(n for n, fields in enumerate(manager.told) if "EXTEND_TIMEOUT_USEC" in fields)
+    assert not any("opening" in fields.get("STATUS", "") for fields in manager.told[:first])
+    # The silence a loader may keep and the time it takes to end it: 300 and 10 seconds.
+    assert manager.told[first]["EXTEND_TIMEOUT_USEC"] == "310000000"
     statuses = [fields["STATUS"] for fields in manager.told if "STATUS" in fields]
     assert statuses[-1] == "serving model"
 

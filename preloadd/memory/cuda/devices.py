@@ -19,19 +19,20 @@ from preloadd.memory.cuda.driver import (
     sharing_problem,
     value,
 )
+from preloadd.memory.visible import hint
 
 
 def probe(environ: Mapping[str, str], root: Path = Path("/")) -> Probe:
     """What is to be seen here; never raises for what is not. `root` is where /proc is found."""
-    hint = f"{VISIBLE}={environ[VISIBLE]}" if VISIBLE in environ else ""
+    hides = hint(VISIBLE, environ)
     version = _version(root)
     try:
         cu = bindings()
         with nvml.session():
             devices = tuple(_device(cu, number, root) for number in numbers(cu))
     except (NoSuchDevice, DeviceFailed) as error:
-        return Probe(driver=version, problem=str(error), hint=hint)
-    return Probe(devices, version, hint=hint)
+        return Probe(driver=version, problem=str(error), hint=hides)
+    return Probe(devices, version, hint=hides)
 
 
 def _device(cu: ModuleType, number: int, root: Path) -> Device:

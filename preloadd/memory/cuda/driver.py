@@ -27,6 +27,7 @@ from preloadd.memory.status import (
     meaning_of,
     require_descriptor,
 )
+from preloadd.memory.visible import brief, hint
 
 _Call = Callable[..., tuple[Any, ...]]
 """A call of the binding: answers with a status and values."""
@@ -39,15 +40,16 @@ def bindings() -> ModuleType:
     """
     try:
         from cuda.bindings import driver
-    except ImportError as error:
+    except Exception as error:  # it is not there, is broken, or another package has its name
         raise NoSuchDevice(
-            f"GPUs cannot be used from this Python ({error}): install preloadd[cuda] into it"
+            f"GPUs cannot be used from this Python ({brief(error) or type(error).__name__}): "
+            "install preloadd[cuda] into it"
         ) from error
     cu: ModuleType = driver
     try:
         (status,) = cu.cuInit(0)
-    except (RuntimeError, ValueError) as error:
-        # It is not there, lacks a call, or answers what this binding knows no name for.
+    except (RuntimeError, ValueError, AttributeError) as error:
+        # It is not there, or either lacks a call, or it answers what the other has no name for.
         raise NoSuchDevice(
             f"the driver of NVIDIA GPUs is not to be found, or too old or new ({error}): install "
             "it, let this container have the GPUs, or install another cuda-bindings"
@@ -93,7 +95,8 @@ def open_ordinal(number: int) -> CudaDriver:
 
 def _told(seen: list[DeviceId], environ: Mapping[str, str]) -> str:
     told = f"only {', '.join(seen)}" if seen else "nor any other"
-    return f"{told} ({VISIBLE}={environ[VISIBLE]})" if VISIBLE in environ else told
+    hides = hint(VISIBLE, environ)
+    return f"{told} ({hides})" if hides else told
 
 
 def numbers(cu: ModuleType) -> range:

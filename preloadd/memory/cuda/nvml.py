@@ -37,21 +37,24 @@ class Holder(NamedTuple):
 @contextmanager
 def session() -> Iterator[ModuleType | None]:
     """The library, open for a block; None where it is not. Questions in the block are fast."""
+    nvml = _opened()
+    try:
+        yield nvml
+    finally:
+        if nvml is not None:
+            with suppress(Exception):
+                nvml.nvmlShutdown()
+
+
+def _opened() -> ModuleType | None:
     try:
         import pynvml
-    except ImportError:
-        yield None
-        return
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        yield None
-        return
-    try:
-        yield pynvml
-    finally:
-        with suppress(pynvml.NVMLError):
-            pynvml.nvmlShutdown()
+
+        nvml: ModuleType = pynvml
+        nvml.nvmlInit()
+    except Exception:  # noqa: BLE001 - there are several packages of this name, and broken ones
+        return None
+    return nvml
 
 
 def holders(device: DeviceId) -> list[Holder] | None:
@@ -60,7 +63,7 @@ def holders(device: DeviceId) -> list[Holder] | None:
 
     def ask(nvml: ModuleType, handle: object) -> list[Holder]:
         found = list(nvml.nvmlDeviceGetComputeRunningProcesses(handle))
-        with suppress(nvml.NVMLError):  # no part of a GPU tells who draws on it
+        with suppress(Exception):  # no part of a GPU tells who draws on it
             found += nvml.nvmlDeviceGetGraphicsRunningProcesses(handle)
         # One that computes and draws is told twice, with all that it holds.
         sizes: dict[int, int] = {}
@@ -110,7 +113,7 @@ def _answer(device: DeviceId, ask: Callable[[ModuleType, object], _T]) -> _T | N
             return None
         try:
             return ask(nvml, nvml.nvmlDeviceGetHandleByUUID(device))
-        except nvml.NVMLError:  # an old library, or no right to know
+        except Exception:  # noqa: BLE001 - an old library or package, or no right to know
             return None
 
 

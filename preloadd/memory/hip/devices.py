@@ -19,20 +19,21 @@ from preloadd.memory.hip.driver import (
     numbers,
     require,
 )
+from preloadd.memory.visible import hint
 
 _NO_VMM = "this GPU or its driver does not support virtual memory management: update ROCm"
 
 
 def probe(environ: Mapping[str, str], root: Path = Path("/"), library: Path | None = None) -> Probe:
     """What is to be seen here; never raises for what is not. `root` is where /sys is found."""
-    hint = f"{VISIBLE}={environ[VISIBLE]}" if VISIBLE in environ else ""
+    hides = hint(VISIBLE, environ)
     version = _version(root)
     try:
         hip = initialised(library)
         devices = tuple(_device(hip, number) for number in numbers(hip))
     except (NoSuchDevice, DeviceFailed) as error:
-        return Probe(driver=version, problem=str(error), hint=hint)
-    return Probe(devices, version, hint=hint)
+        return Probe(driver=version, problem=str(error), hint=hides)
+    return Probe(devices, version, hint=hides)
 
 
 def _device(hip: ctypes.CDLL, number: int) -> Device:

@@ -20,6 +20,7 @@ from preloadd.memory.api import Rows
 from preloadd.memory.hip import binding as b
 from preloadd.memory.pinned import Pinned
 from preloadd.memory.status import DEINITIALIZED, HINT, Room, meaning_of, require_descriptor
+from preloadd.memory.visible import hint
 
 VISIBLE = "HIP_VISIBLE_DEVICES"
 
@@ -35,7 +36,8 @@ def open_device(
         if found == device:
             return HipDriver(hip, number, device)
         seen.append(found)
-    hidden = f" ({VISIBLE}={environ[VISIBLE]})" if VISIBLE in environ else ""
+    hides = hint(VISIBLE, environ)
+    hidden = f" ({hides})" if hides else ""
     raise NoSuchDevice(f"{device} is not to be seen here, only {', '.join(seen)}{hidden}")
 
 

@@ -52,8 +52,8 @@ def content(
     """The digest of `checkpoint` as `<method>:<hex>`.
 
     Under `full`, digests of whole files are kept in `cache_dir` (None: nowhere), so that a file is
-    hashed once per host; `progress` is then told the bytes of every block, from this thread, and
-    of 0 bytes while another process hashes the file.
+    hashed once per host; `progress` is then told the bytes of every block, from this thread, of
+    whole files that another process has hashed, and of 0 bytes while one does.
     ReadFailed names a file that cannot be read or that changed since `checkpoint` was opened.
     """
     if method is Digest.SAMPLED:
@@ -117,10 +117,23 @@ def _full(
     if cache_dir is None:
         return [_hash(shard, progress) for shard in shards]
     cache = DigestCache(cache_dir)
-    return [
-        cache.recall(shard.identity, partial(_hash, shard, progress), waiting=partial(progress, 0))
-        for shard in shards
-    ]
+    return [_recalled(cache, shard, progress) for shard in shards]
+
+
+def _recalled(cache: DigestCache, shard: ShardHeader, progress: Callable[[int], None]) -> bytes:
+    """The digest that is kept, or one that will be. Its bytes are progress either way: who waits
+    for others to hash a large checkpoint does not hang."""
+    told = 0
+
+    def tell(nbytes: int) -> None:
+        nonlocal told
+        told += nbytes
+        progress(nbytes)
+
+    digest = cache.recall(shard.identity, partial(_hash, shard, tell), waiting=partial(progress, 0))
+    if not told:
+        progress(shard.identity.size)
+    return digest
 
 
 def _hash(shard: ShardHeader, progress: Callable[[int], None]) -> bytes:

@@ -62,7 +62,7 @@ class DigestCache:
         kept = self._read(identity)
         if kept is not None:
             return kept
-        with self._locked(waiting) as usable:
+        with self._locked(identity, waiting) as usable:
             kept = self._read(identity) if usable else None
             if kept is not None:
                 return kept
@@ -90,16 +90,17 @@ class DigestCache:
         return entry.digest
 
     @contextmanager
-    def _locked(self, waiting: Callable[[], None]) -> Iterator[bool]:
-        """Hold the folder's lock; False, with a warning, where the folder cannot be used."""
-        lock = self._lock(waiting)
+    def _locked(self, identity: FileIdentity, waiting: Callable[[], None]) -> Iterator[bool]:
+        """Hold the folder's lock, or find the digest kept while waiting for it; False, with a
+        warning, where the folder cannot be used."""
+        lock = self._lock(identity, waiting)
         if lock is None:
             yield False
             return
         with lock:
             yield True
 
-    def _lock(self, waiting: Callable[[], None]) -> OwnedFd | None:
+    def _lock(self, identity: FileIdentity, waiting: Callable[[], None]) -> OwnedFd | None:
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             if not _is_private(os.lstat(self._folder)):
@@ -111,7 +112,8 @@ class DigestCache:
                 return None
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
             with OwnedFd(os.open(self._folder / _LOCK, flags, 0o600)) as fd:
-                while not _taken(fd):
+                # Who hashes one file after the other hardly ever lets go of the lock.
+                while not _taken(fd) and self._read(identity) is None:
                     waiting()
                     time.sleep(_AGAIN_S)
                 return OwnedFd(fd.take())

@@ -63,6 +63,8 @@ BAD = {
     "no chunk": (make(chunks=()), "0 chunks"),
     "too many chunks": (make(chunks=(4096,) * (manifest.MAX_CHUNKS + 1)), "129 chunks"),
     "empty chunk": (make(chunks=(2048, 0)), "2 chunks"),
+    "chunk of no machine's size": (make(chunks=(2048, 1 << 64)), "18,446,744,073,709,553,664 byte"),
+    "more together than there is": (make(chunks=(1 << 47, (1 << 47) + 512)), "no device has as"),
     "short storage column": (make(storages={"offset": [0, 512]}), "storage columns"),
     "unknown chunk": (make(storages={"chunk": [0, 0, 2]}), "storage 2 lies in chunk 2 of 2"),
     "negative chunk": (make(storages={"chunk": [-1, 0, 1]}), "chunk -1"),
@@ -91,6 +93,19 @@ BAD = {
             tensors={
                 "shape": [(4, 6), (6, 2), (0,), ()],
                 "strides": [None, (1, 6), (1, 1), None],
+            }
+        ),
+        "b has strides",
+    ),
+    "nothing of a size that cannot be": (
+        make(tensors={"shape": [(4, 6), (6, 2), (0, 1 << 40, 1 << 40), ()]}),
+        "b has shape",
+    ),
+    "a stride that cannot be": (
+        make(
+            tensors={
+                "strides": [None, (1, 6), (1 << 63,), None],
+                "shape": [(4, 6), (6, 2), (1,), ()],
             }
         ),
         "b has strides",

@@ -22,5 +22,15 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Manager]:
 
 
 @pytest.fixture
+def own_daemon(model: Path) -> Iterator[Manager]:
+    """The same for a single test, which may have it free its weights."""
+    with managing() as manage:
+        manager = manage(model, chunk_bytes=1 << 16)
+        manager.start()
+        manager.ready()
+        yield manager
+
+
+@pytest.fixture
 def model(daemon: Manager) -> Path:
     return Path(daemon.settings.model.path)

@@ -11,7 +11,7 @@ import pytest
 
 from preloadd.domain.ids import device_id
 from preloadd.engine.arenas import Arenas, Identity, Share
-from preloadd.errors import DamagedManifest
+from preloadd.errors import DamagedManifest, DeviceFailed
 from preloadd.linux.fds import OwnedFd
 from preloadd.memory.api import Filler, Mapper, Rows
 from preloadd.memory.hip.driver import open_ordinal
@@ -155,6 +155,47 @@ def test_others_keep_what_one_abandons(share):
     one.close()
     assert other.read(0, 0, 1) == b"A"
     other.close()
+
+
+def test_what_cannot_be_unmapped_is_told_of_once_and_shared_no_more(arenas, memory, monkeypatch):
+    """As of a GPU that is lost: half of it may be unmapped."""
+
+    class Lost:
+        def map(self, chunks):
+            mapping = memory.mapper.map(chunks)
+            unmap = mapping.close
+
+            def close():
+                unmap()
+                raise DeviceFailed("the GPU is lost")
+
+            monkeypatch.setattr(mapping, "close", close)
+            return mapping
+
+    one = arenas.share(memory.identity, memory.granted(), Lost())
+    with pytest.raises(DeviceFailed, match="the GPU is lost"):
+        one.close()
+    assert len(arenas) == 0
+    one.close()
+    with pytest.raises(ValueError, match="these weights were closed"):
+        one.read(0, 0, 1)
+    other = arenas.share(memory.identity, memory.granted(), memory.mapper)
+    assert other.read(1, 0, 1) == b"B"
+    other.close()
+
+
+def test_a_share_that_was_dropped_counts_no_more(share, arenas, memory):
+    one, other = share(), share()
+    del other
+    view = one.chunk(0)
+    with pytest.raises(BufferError):
+        one.close()
+    del view
+    one.close()
+    assert (len(arenas), memory.mapped) == (0, 0)
+    one = share()
+    del one
+    assert (len(arenas), memory.mapped) == (0, 0)
 
 
 def test_what_cannot_be_mapped_is_not_kept(arenas, memory):

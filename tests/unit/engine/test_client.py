@@ -1,18 +1,22 @@
 """Attaching to a real daemon. Hostile ones are in tests/process."""
 
 import os
+import sys
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+import preloadd.engine
 from preloadd.domain.ids import device_id
 from preloadd.domain.leases import Mode
+from preloadd.engine.arenas import Arenas
 from preloadd.engine.client import attach
 from preloadd.engine.native import NativeCheckpoint
 from preloadd.engine.options import Options
-from preloadd.errors import InsecurePath, Mismatch, Unavailable
+from preloadd.errors import DeviceFailed, InsecurePath, Mismatch, Unavailable
 from preloadd.linux import seqpacket
 from preloadd.memory.host import HostMapper
 from tests.checkpoints import llama, stored
@@ -24,10 +28,17 @@ def get(daemon, model):
     """Attaches with these options; everything is let go of at the end."""
     made = []
 
-    def get(*, wanted=None, environ=None, **options):
+    def get(*, wanted=None, environ=None, mapper=None, arenas=None, **options):
         chosen = Options(**({"socket_path": daemon.socket} if environ is None else {}) | options)
         wish = wanted or NativeCheckpoint(model).wanted(device_id("CPU-0"), client="engine")
-        found = attach(wish, chosen, HostMapper(), environ=environ or {}, uid=os.geteuid())
+        found = attach(
+            wish,
+            chosen,
+            mapper or HostMapper(),
+            environ=environ or {},
+            uid=os.geteuid(),
+            arenas=Arenas() if arenas is None else arenas,
+        )
         made.append(found)
         return found
 
@@ -59,6 +70,90 @@ def test_weights_in_use_stay_mapped_and_held(get, daemon):
     assert daemon.status().lease_count == 1
     assert window[:1] is not None
     window.release()
+
+
+class Lost(HostMapper):
+    """Maps memory of a device that is lost by the time it is to be unmapped."""
+
+    def map(self, chunks):
+        mapping = super().map(chunks)
+        unmap = mapping.close
+
+        def close():
+            unmap()
+            raise DeviceFailed("the GPU is lost")
+
+        mapping.close = close
+        return mapping
+
+
+def test_a_device_that_is_lost_is_told_once_and_gives_the_lease_back(get, daemon):
+    arenas = Arenas()
+    attachment = get(mapper=Lost(), arenas=arenas)
+    with pytest.raises(DeviceFailed, match="the GPU is lost"):
+        attachment.close()
+    eventually(lambda: daemon.status().lease_count == 0, lambda: "end of the lease")
+    assert len(arenas) == 0
+    attachment.close()
+
+
+def test_a_device_that_is_lost_while_memory_is_in_use_takes_nothing_from_its_users(get, daemon):
+    attachment = get(mapper=Lost())
+    window = attachment.arena.chunk(0)
+    with pytest.raises(BufferError):
+        attachment.close()
+    assert daemon.status().lease_count == 1
+    window.release()
+    with pytest.raises(DeviceFailed):
+        attachment.close()
+
+
+HERE = str(Path(preloadd.engine.__file__).parent)
+
+
+def interrupted(at: int, do) -> bool:
+    """Whether it came to that: Ctrl-C is pressed at a call within the engine, the so manyth.
+
+    Not at one that undoes what was begun: there is no help against that.
+    """
+    passed = 0
+
+    def look(frame, event, _):
+        nonlocal passed
+        code = frame.f_code
+        if event == "call" and code.co_filename.startswith(HERE) and code.co_name != "_close":
+            passed += 1
+            if passed == at:
+                raise KeyboardInterrupt
+
+    sys.setprofile(look)
+    try:
+        do()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.setprofile(None)
+    return False
+
+
+def memory() -> list[str]:
+    """Descriptors of memory in this process. Sockets come and go with what the manager parks."""
+    found = []
+    for path in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):
+            if str(path.readlink()).startswith("/memfd:"):
+                found.append(path.name)
+    return found
+
+
+def test_an_interrupt_leaves_nothing_wherever_it_comes(get, daemon):
+    arenas, at = Arenas(), 1
+    before = memory()
+    while interrupted(at, lambda: get(arenas=arenas)):
+        assert (len(arenas), memory()) == (0, before), at
+        at += 1
+    assert at > 15
+    eventually(lambda: daemon.status().lease_count == 1, lambda: "end of all leases but one")
 
 
 def test_an_abandoned_lease_leaves_the_mapping(get, daemon, model):

@@ -1,4 +1,7 @@
+import copy
+import io
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -8,10 +11,16 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from preloadd.domain.ids import device_id
 from preloadd.domain.leases import Mode
 from preloadd.domain.lifecycle import State
-from preloadd.engine.torch import attach_checkpoint
-from preloadd.errors import ConfigError, Mismatch, UnsupportedPlatformForIPCError
+from preloadd.domain.settings import Memory
+from preloadd.engine.native import NativeCheckpoint
+from preloadd.engine.options import Options
+from preloadd.engine.place import Place, Spot
+from preloadd.engine.torch import attach_checkpoint, attach_wanted
+from preloadd.errors import ConfigError, DeviceFailed, Mismatch, UnsupportedPlatformForIPCError
+from preloadd.memory.host import HostMapper
 from preloadd.protocol import messages as m
 from tests.checkpoints import SHARDS, llama
 from tests.process.conftest import ROOT, eventually
@@ -140,6 +149,88 @@ def test_each_attachment_answers_for_its_own_tensors(get, daemon, disk):
     held(daemon, 0)
 
 
+def attached(daemon, model, mapper=None, **options):
+    """Weights before anything is taken over, as an engine has them while it builds a model."""
+    device = device_id("CPU-0")
+    wanted = NativeCheckpoint(model).wanted(device, client="torch")
+    parsed = Options.parse({"memory": "host", "socket_path": daemon.socket} | options)
+    place = Place(Spot(Memory.HOST, "cpu"), device, mapper or HostMapper())
+    return attach_wanted(wanted, parsed, place)
+
+
+@pytest.mark.parametrize("mode", ["zero_copy", "copy"])
+def test_tensors_that_other_weights_abandoned_hinder_nobody(get, daemon, model, disk, mode):
+    before = mapped()
+    other, weights = attached(daemon, model), attached(daemon, model, mode=mode)
+    name, kept = next(iter(other.tensors.items()))
+    other.abandon()
+    del other
+    held(daemon, 1)
+    weights.close()
+    held(daemon, 0)
+    assert torch.equal(kept, disk[name])
+    with get() as again:
+        assert_equal(again.tensors, disk)
+    assert mapped() > before
+    del kept
+    assert mapped() == before
+
+
+class Lost(HostMapper):
+    """Maps memory of a device that is lost by the time it is to be unmapped."""
+
+    def map(self, chunks):
+        mapping = super().map(chunks)
+        unmap = mapping.close
+
+        def close():
+            unmap()
+            raise DeviceFailed("the GPU is lost")
+
+        mapping.close = close
+        return mapping
+
+
+def test_a_device_that_is_lost_is_told_once_and_gives_the_lease_back(daemon, model):
+    weights = attached(daemon, model, Lost())
+    with pytest.raises(DeviceFailed, match="the GPU is lost"):
+        weights.close()
+    held(daemon, 0)
+    weights.close()
+    assert repr(weights) == "<0 tensors, zero_copy, lease given back>"
+
+
+class Model:
+    """An engine's object over weights, as it is copied."""
+
+    def __init__(self, weights):
+        self.weights = weights
+        self.tensor = torch.nn.Parameter(weights.tensors["model.norm.weight"], requires_grad=False)
+
+
+def pickled(model):
+    return pickle.loads(pickle.dumps(model))
+
+
+def saved(model):
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, pickled, saved], ids=lambda f: f.__name__)
+def test_a_copy_of_what_refers_to_weights_has_tensors_of_its_own_and_no_lease(get, daemon, copied):
+    weights = get()
+    model = Model(weights)
+    other = copied(model)
+    held(daemon, 1)
+    assert (other.weights, model.weights) == (None, weights)
+    assert torch.equal(other.tensor, model.tensor)
+    assert not weights.shares(other.tensor)
+    other.tensor.add_(1)
+
+
 def test_a_copy_beside_tensors_in_use_in_this_process_leaves_them(get, daemon, disk):
     one = get()
     copied = get(mode="copy")
@@ -173,16 +264,16 @@ def test_an_abandoned_lease_leaves_the_tensors(get, daemon, disk):
     assert_equal(tensors, disk)
 
 
-def test_a_copy_is_ones_own_and_frees_the_daemons(get, daemon, disk):
-    weights = get(mode="copy")
-    assert daemon.status().state is State.RELEASED
+def test_a_copy_is_ones_own_and_frees_the_daemons(get, own_daemon, disk):
+    weights = get(mode="copy", socket_path=own_daemon.socket)
+    assert own_daemon.status().state is State.RELEASED
     assert_equal(weights.tensors, disk)
     for tensor in weights.tensors.values():
         tensor.add_(1)
     assert not torch.equal(weights.tensors["model.norm.weight"], disk["model.norm.weight"])
-    assert daemon.ask(m.Load()) == m.Done()
-    eventually(lambda: daemon.status().state is State.SERVING, lambda: "another load")
-    assert_equal(get().tensors, disk)
+    assert own_daemon.ask(m.Load()) == m.Done()
+    eventually(lambda: own_daemon.status().state is State.SERVING, lambda: "another load")
+    assert_equal(get(socket_path=own_daemon.socket).tensors, disk)
 
 
 def test_a_copy_beside_another_engine_frees_nothing(get, daemon, disk):

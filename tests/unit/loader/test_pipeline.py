@@ -126,7 +126,9 @@ def test_a_damaged_checkpoint_is_said_before_anything_is_allocated(loaded, setti
 def test_what_bounds_a_gpu_and_who_holds_it_is_said(loaded, settings, ends):
     filler = StagedFiller()
     filler.free = 1000
-    with pytest.raises(OutOfRoom, match=r"need \d+,\d+ bytes but GPU-0 .*pid 7 \(python\).*1,000"):
+    with pytest.raises(
+        OutOfRoom, match=r"weights need \d+,\d+ bytes but GPU-0 .*pid 7 \(python\).*1,000"
+    ):
         loaded(settings, filler=filler)
     assert filler.events == [("close filler",)]
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from preloadd.errors import DeviceFailed, ReadFailed
+from preloadd.errors import DeviceFailed, PreloadError, ReadFailed
 from preloadd.loader.pieces import pieces
 from preloadd.loader.reader import Readers
 from preloadd.loader.route import Route
@@ -13,6 +13,7 @@ from preloadd.loader.source import OpenFile
 from preloadd.loader.transfer import past_cache, through_cache
 from preloadd.memory.host import HostFiller
 from preloadd.weights.plan import Run
+from tests.threads import threads_left
 from tests.unit.loader.staged import StagedFiller
 
 MIB = 1 << 20
@@ -185,3 +186,10 @@ def test_nothing_to_read_is_nothing_done(filler, shard):
     with filler.create(4096) as chunk:
         read([shard.opened()], [], chunk, threads=2, done=told.append)
     assert sum(told) == 0
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_readers_that_get_no_threads_say_so_and_leave_none(shard, more):
+    told = r"reading the checkpoint: .*ulimit"
+    with threads_left(more), pytest.raises(PreloadError, match=told):
+        Readers([shard.opened()], threads=4)

@@ -378,3 +378,8 @@ with HostFiller().create(65536) as chunk:
 def test_a_child_of_the_filler_has_no_access() -> None:
     done = subprocess.run([sys.executable, "-c", FORKING], capture_output=True, text=True)
     assert done.stdout.strip() == str(-signal.SIGSEGV), done.stderr
+
+
+def test_a_lack_of_memory_for_one_chunk_is_not_told_as_one_for_all() -> None:
+    with limited(resource.RLIMIT_FSIZE, PAGE), pytest.raises(OutOfRoom, match="need another 8,192"):
+        HostFiller().create(2 * PAGE)

@@ -70,7 +70,9 @@ def test_memory_that_the_kernel_refuses_names_what_bounds_it() -> None:
     before = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (1 << 30, before[1]))
     try:
-        with pytest.raises(OutOfRoom, match=r"1,099,511,627,776 bytes .*pinned \(`ulimit -l`"):
+        with pytest.raises(
+            OutOfRoom, match=r"another 1,099,511,627,776 bytes .*pinned \(`ulimit -l`"
+        ):
             pinned.allocate(1 << 40)
     finally:
         resource.setrlimit(resource.RLIMIT_AS, before)

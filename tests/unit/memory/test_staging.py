@@ -9,11 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from preloadd.errors import OutOfRoom
+from preloadd.errors import OutOfRoom, PreloadError
 from preloadd.memory import pinned
 from preloadd.memory.api import Rows
 from preloadd.memory.staging import Ring
 from preloadd.memory.vmm import Driver
+from tests.threads import threads_left
 from tests.unit.memory.conftest import UNIT, StandIn
 
 
@@ -126,4 +127,22 @@ def test_a_ring_that_fails_as_nobody_thought_says_so_to_everybody(
 def test_an_idle_ring_can_be_closed_at_once(device: Driver, stand_in: StandIn) -> None:
     before = stand_in.alive()
     Ring(device, count=8, nbytes=1 << 20).close()
+    assert stand_in.alive() == before
+
+
+@pytest.mark.parametrize("more", [0, 2])
+def test_a_ring_without_threads_says_so_and_leaves_nothing(
+    device: Driver, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch, more: int
+) -> None:
+    allocate = pinned.allocate
+
+    def slow(nbytes: int) -> pinned.Pinned:  # or one thread would do it all
+        time.sleep(0.05)
+        return allocate(nbytes)
+
+    monkeypatch.setattr(pinned, "allocate", slow)
+    before = stand_in.alive()
+    told = r"pinning host memory: .*TasksMax="
+    with threads_left(more), pytest.raises(PreloadError, match=told):
+        Ring(device, count=4, nbytes=16)
     assert stand_in.alive() == before

@@ -14,12 +14,19 @@ from pathlib import Path
 
 import pytest
 
-from preloadd.errors import DamagedManifest, DeviceFailed, OutOfDescriptors, OutOfRoom
+from preloadd.errors import (
+    DamagedManifest,
+    DeviceFailed,
+    OutOfDescriptors,
+    OutOfRoom,
+    PreloadError,
+)
 from preloadd.linux.fds import OwnedFd
 from preloadd.memory.api import MAX_SPAN, Rows
 from preloadd.memory.cuda.driver import CudaDriver
 from preloadd.memory.vmm import Driver, VmmFiller, VmmMapper, VmmMapping
 from tests.driver_stand_in import build
+from tests.threads import threads_left
 from tests.unit.memory.conftest import CUDA_DEVICES, UNIT, StandIn
 
 LOST = 700  # illegal address: ends the context
@@ -459,3 +466,51 @@ def test_the_end_of_the_interpreter_calls_nothing(cuda: StandIn, drivers: Path) 
     done = subprocess.run(command, env=given, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "ending\n", "")
     assert logging.getLogger("preloadd.memory.vmm").isEnabledFor(logging.WARNING)
+
+
+def test_a_filler_without_threads_gives_its_device_up(stand_in: StandIn) -> None:
+    before = stand_in.alive()
+    driver = stand_in.open_ordinal(0)
+    with threads_left(0), pytest.raises(PreloadError, match="no more threads"):
+        VmmFiller(driver, threads=2, longest=UNIT)
+    assert stand_in.alive() == before
+
+
+@pytest.mark.parametrize(
+    ("function", "told", "left"),
+    # A chunk that stays mapped keeps its addresses: the mapping and the range are left.
+    [("MemUnmap", "unmapping a chunk", 2), ("MemAddressFree", "giving addresses up", 1)],
+)
+def test_what_cannot_be_unmapped_is_told_once(
+    filler: VmmFiller, stand_in: StandIn, function: str, told: str, left: int
+) -> None:
+    mapper = VmmMapper(stand_in.open_ordinal(0))
+    before = stand_in.alive()
+    mapping = mapped(filler, mapper, b"one", b"two", b"six")
+    stand_in.fail(function, BROKEN, 1)
+    with pytest.raises(DeviceFailed, match=told):
+        mapping.close()
+    stand_in.fail("", 0)
+    assert stand_in.alive() == before + left
+    mapping.close()
+    del mapping
+    gc.collect()
+    mapper.map([])
+    assert stand_in.alive() == before + left
+    filler.close()
+    stand_in.end()
+
+
+def test_a_mapping_of_nothing_asks_nothing_of_the_device(
+    stand_in: StandIn, caplog: pytest.LogCaptureFixture
+) -> None:
+    driver = stand_in.open_ordinal(0)
+    mapper = VmmMapper(driver)
+    stand_in.fail("CtxSynchronize" if stand_in.prefix == "cu" else "DeviceSynchronize", LOST)
+    mapper.map([]).close()
+    mapper.map([])
+    gc.collect()
+    mapper.map([])
+    assert not caplog.records
+    stand_in.fail("", 0)
+    driver.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from preloadd.domain.devices import Device
@@ -73,3 +74,11 @@ def test_a_gpu_that_does_not_answer_is_a_problem(cuda: StandIn, tmp_path: Path) 
     found = probe({}, tmp_path)
     assert found.devices == ()
     assert "asking GPU 0 its size failed" in found.problem
+
+
+@pytest.mark.parametrize("odd", ["\udcff\udc80", "0\n", "0," * 50_000])
+def test_an_odd_variable_is_told_in_a_short_line(cuda: StandIn, tmp_path: Path, odd: str) -> None:
+    found = probe({"CUDA_VISIBLE_DEVICES": odd}, tmp_path)
+    assert found.hint.startswith("CUDA_VISIBLE_DEVICES=")
+    assert found.hint.isprintable()
+    assert len(msgspec.json.encode(found)) < 2000

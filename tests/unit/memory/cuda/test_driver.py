@@ -178,3 +178,39 @@ def test_another_process_finds_the_driver_by_its_environment(cuda: StandIn, driv
     assert "NO_DEVICE" in opened_elsewhere(build.cuda(drivers))
     found = opened_elsewhere({**build.cuda(drivers), "STAND_IN_DEVICES": ONE})
     assert found == ""
+
+
+def test_a_device_that_an_odd_variable_hides_is_refused_in_a_line(cuda: StandIn) -> None:
+    with pytest.raises(NoSuchDevice) as caught:
+        open_device(TWO, {"CUDA_VISIBLE_DEVICES": "\udcff\n" + "0," * 50_000})
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        ("raise OSError('libnvrtc.so: cannot open')", "libnvrtc.so: cannot open"),
+        ("raise SystemError", "SystemError"),
+        ("raise ImportError('one\\n' * 9999)", "one"),
+        ("", "cuInit"),
+    ],
+)
+def test_a_package_that_is_broken_is_told(tmp_path: Path, source: str, why: str) -> None:
+    folder = tmp_path / "cuda/bindings"
+    folder.mkdir(parents=True)
+    for file in (folder.parent / "__init__.py", folder / "__init__.py"):
+        file.touch()
+    (folder / "driver.py").write_text(source)
+    command = "from preloadd.memory.cuda.devices import probe; print(probe({}).problem)"
+    given = {
+        **os.environ,
+        "PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", command], env=given, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert why in done.stdout
+    assert "install" in done.stdout
+    assert len(done.stdout) < 1000

@@ -116,7 +116,43 @@ def test_an_unknown_gpu_is_told_nothing_of(library: dict[str, str]) -> None:
     assert asked(GPU, library, used=8 * GIB, STAND_IN_DEVICES=MIG) == NOTHING
 
 
-def test_without_the_package_nothing_is_told(library: dict[str, str], tmp_path: Path) -> None:
-    (tmp_path / "pynvml.py").write_text("raise ModuleNotFoundError('No module named pynvml')")
+OLDER = """
+class NVMLError(Exception): pass
+def nvmlInit(): pass
+def nvmlShutdown(): pass
+"""
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "raise ModuleNotFoundError('No module named pynvml')",
+        "raise RuntimeError('broken')",
+        "",
+        "def nvmlInit(): raise OSError('no library')",
+        "def nvmlInit(): pass",
+        OLDER,
+        OLDER + "def nvmlDeviceGetHandleByUUID(uuid): raise TypeError('bytes')",
+    ],
+)
+def test_without_a_package_that_works_nothing_is_told(
+    library: dict[str, str], tmp_path: Path, source: str
+) -> None:
+    (tmp_path / "pynvml.py").write_text(source)
     hidden = {**library, "PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
     assert asked(GPU, hidden, used=8 * GIB, STAND_IN_DEVICES=GPU) == NOTHING
+
+
+COMPUTING = """
+from types import SimpleNamespace
+def nvmlDeviceGetHandleByUUID(uuid): return 1
+def nvmlDeviceGetComputeRunningProcesses(handle):
+    return [SimpleNamespace(pid=2**22, usedGpuMemory=7)]
+"""
+
+
+def test_an_older_package_tells_what_it_can(library: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "pynvml.py").write_text(OLDER + COMPUTING)
+    older = {**library, "PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+    holders = [(2**22, "of another container or gone", 7)]
+    assert asked(GPU, older) == (holders, None, -1, "")

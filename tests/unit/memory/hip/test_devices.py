@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import msgspec
+import pytest
+
 from preloadd.domain.devices import Device
 from preloadd.domain.settings import Memory
 from preloadd.memory.hip.devices import probe
@@ -40,3 +43,11 @@ def test_a_gpu_that_cannot_share_says_why(hip: StandIn, tmp_path: Path) -> None:
     hip.setenv("STAND_IN_NO_VMM", "1")
     (device,) = probe({}, tmp_path, hip.path).devices
     assert "virtual memory management" in device.problem
+
+
+@pytest.mark.parametrize("odd", ["\udcff\udc80", "0\n", "0," * 50_000])
+def test_an_odd_variable_is_told_in_a_short_line(hip: StandIn, tmp_path: Path, odd: str) -> None:
+    found = probe({"HIP_VISIBLE_DEVICES": odd}, tmp_path, hip.path)
+    assert found.hint.startswith("HIP_VISIBLE_DEVICES=")
+    assert found.hint.isprintable()
+    assert len(msgspec.json.encode(found)) < 2000

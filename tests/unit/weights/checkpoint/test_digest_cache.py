@@ -5,6 +5,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -225,6 +226,22 @@ def test_who_comes_second_waits_and_computes_nothing(cache: DigestCache) -> None
 )
 def test_the_folder_is_the_services_else_the_users(environ, folder):
     assert cache_folder_of(environ) == (Path(folder) if folder else None)
+
+
+def test_who_waits_takes_what_was_kept_while_others_hold_the_lock(tmp_path):
+    """Another process hashes one file after the other, and never lets go for long."""
+    cache, identity = DigestCache(tmp_path / "digests"), FileIdentity(1, 2, 3, 4, 5)
+    cache.recall(identity, lambda: DIGEST)
+    (entry,) = (tmp_path / "digests").glob("*.json")
+    entry.rename(tmp_path / "later")
+    with (tmp_path / "digests" / "lock").open("r+") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+
+        def waiting():
+            with suppress(FileNotFoundError):
+                (tmp_path / "later").rename(entry)
+
+        assert cache.recall(identity, lambda: b"never", waiting=waiting) == DIGEST
 
 
 def test_who_waits_for_another_process_shows_signs_of_life(tmp_path):
