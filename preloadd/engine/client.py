@@ -139,7 +139,6 @@ def _attach(
         with ExitStack() as received:
             granted = _granted(client, wanted, options.mode, timeout, received)
             manifest, arena = map_granted(*granted)
-        undo.callback(arena.abandon)
         attachment = Attachment(client, manifest, arena, timeout)
         undo.pop_all()
     return attachment

@@ -49,10 +49,15 @@ def bindings() -> ModuleType:
     try:
         (status,) = cu.cuInit(0)
     except (RuntimeError, ValueError, AttributeError) as error:
-        # It is not there, or either lacks a call, or it answers what the other has no name for.
+        if type(error).__name__ == "DynamicLibNotFoundError":
+            raise NoSuchDevice(
+                "no driver of NVIDIA GPUs is found here: install it, or let this container have "
+                "the GPUs"
+            ) from error
+        # Either lacks a call, or the one answers what the other has no name for.
         raise NoSuchDevice(
-            f"the driver of NVIDIA GPUs is not to be found, or too old or new ({error}): install "
-            "it, let this container have the GPUs, or install another cuda-bindings"
+            f"the driver of NVIDIA GPUs is too old or new for this Python ({brief(error)}): "
+            "install another driver, or another cuda-bindings"
         ) from error
     if status:
         raise NoSuchDevice(

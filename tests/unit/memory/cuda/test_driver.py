@@ -171,7 +171,7 @@ def test_without_the_binding_it_is_named(tmp_path: Path) -> None:
 
 
 def test_without_the_driver_it_is_named(cuda: StandIn) -> None:
-    assert "the driver of NVIDIA GPUs is not to be found" in opened_elsewhere({})
+    assert "no driver of NVIDIA GPUs is found here: install it" in opened_elsewhere({})
 
 
 def test_another_process_finds_the_driver_by_its_environment(cuda: StandIn, drivers: Path) -> None:
