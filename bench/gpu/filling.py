@@ -37,7 +37,9 @@ class Filling:
             started = time.perf_counter()
             with native.opened(direct=True) as files, ExitStack() as undo:
                 chunks = undo.enter_context(ExitStack())
-                readers = undo.enter_context(Readers(files, threads=threads, route=Route(threads)))
+                readers = undo.enter_context(
+                    Readers(files, threads=threads, route=Route(threads), writing=filler.writing)
+                )
                 batches = [
                     readers.start(
                         chunks.enter_context(filler.create(nbytes)), native.pieces_of(index, piece)

@@ -38,7 +38,9 @@ def fill(native: Native, filler: Filler, reporter: Reporter) -> Filled:
         # Chunks are closed after the readers, and all at the end: to unmap memory of a device keeps
         # other threads from using it.
         chunks = undo.enter_context(ExitStack())
-        readers = undo.enter_context(Readers(files, threads=threads, route=route))
+        readers = undo.enter_context(
+            Readers(files, threads=threads, route=route, writing=filler.writing)
+        )
         begun: list[Batch] = []
 
         def hand_over(index: int) -> None:

@@ -10,9 +10,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from queue import SimpleQueue
 
+from preloadd.errors import PreloadError
 from preloadd.linux.owner import Owner
 from preloadd.linux.threads import starting
 from preloadd.loader.pieces import Piece
@@ -39,16 +40,23 @@ class Readers(Owner):
 
     With a `route`, which is for chunks of a staged filler alone, files are also read past the page
     cache. `bytes_read` and `bytes_direct` count what was read of the files, all and so.
-    PreloadError if a thread cannot be started.
+    Each thread is in a block of `writing`, the filler's. PreloadError if a thread cannot be
+    started.
     """
 
     def __init__(
-        self, files: Sequence[OpenFile], *, threads: int, route: Route | None = None
+        self,
+        files: Sequence[OpenFile],
+        *,
+        threads: int,
+        route: Route | None = None,
+        writing: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         self.bytes_read = 0
         self.bytes_direct = 0
         self._files = files
         self._route = route
+        self._writing = writing
         self._work: SimpleQueue[tuple[Batch, Piece] | None] = SimpleQueue()
         self._changed = threading.Condition()
         self._stopped = False
@@ -100,6 +108,13 @@ class Readers(Owner):
             thread.join()
 
     def _serve(self) -> None:
+        try:
+            with self._writing():
+                self._work_off()
+        except PreloadError as error:
+            self._fail(error)
+
+    def _work_off(self) -> None:
         while (given := self._work.get()) is not None:
             if self._stopped:
                 continue

@@ -14,7 +14,8 @@ from preloadd.memory.api import ALIGNED
 from preloadd.weights.checkpoint.reading import read_into, refused
 
 _PROBES = 4
-"""Places of a piece at which the page cache is looked into. Each costs about a microsecond."""
+"""Places of a piece at which the page cache is looked into, once it did not hold all of the last
+one. Each lets go of the interpreter, which other threads are waiting for."""
 
 _NOT_DIRECT = frozenset({errno.EINVAL, errno.EOPNOTSUPP, errno.EFAULT})
 """A file system, a block size or a kind of memory with which O_DIRECT does not work."""
@@ -46,6 +47,7 @@ class OpenFile:
         self.fd = fd
         self._direct = direct
         self._tells = True
+        self._warm = False
 
     @property
     def direct(self) -> bool:
@@ -58,16 +60,19 @@ class OpenFile:
         Looks at few places and one byte each: a longer look would start to read what is not there.
         """
         step = max(1, (nbytes - 1) // (_PROBES - 1))
-        for place in range(offset, offset + nbytes, step):
+        places = range(offset, offset + nbytes, step)
+        for place in places[1:2] if self._warm else places:
             if not self._tells:
                 return None
             try:
                 os.preadv(self.fd, [bytearray(1)], place, os.RWF_NOWAIT)
             except BlockingIOError:
+                self._warm = False
                 return False
             except OSError:
                 # EOPNOTSUPP of this file system. If the disk is ill, the read will say so.
                 self._tells = False
+        self._warm = self._tells
         return True if self._tells else None
 
     def read(self, target: memoryview, offset: int) -> None:

@@ -104,6 +104,12 @@ class Filler(Protocol):
     def room(self) -> tuple[int, str]:
         """Bytes that can still be allocated, and what bounds them (for the error text)."""
 
+    def writing(self) -> AbstractContextManager[object]:
+        """A block for a thread that writes many times: what each write would prepare is done once.
+
+        DeviceFailed where that fails.
+        """
+
     def create(self, nbytes: int) -> AbstractContextManager[WritableChunk]:
         """A zero-filled chunk; `OutOfRoom` or `OutOfDescriptors` when the system refuses."""
 

@@ -13,7 +13,7 @@ import mmap
 import os
 import resource
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from types import TracebackType
 from typing import Self
 
@@ -50,6 +50,10 @@ class HostFiller:
     def room(self) -> tuple[int, str]:
         """What MemAvailable and the cgroups leave."""
         return room()
+
+    def writing(self) -> AbstractContextManager[object]:
+        """Nothing: there is nothing to prepare."""
+        return nullcontext()
 
     def create(self, nbytes: int) -> HostChunk:
         """A zero-filled chunk with all its pages allocated; OutOfRoom, OutOfDescriptors."""

@@ -13,7 +13,7 @@ import os
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from functools import partial
 from itertools import accumulate
 from types import TracebackType
@@ -137,6 +137,10 @@ class VmmFiller(Owner):
         """What is free on the device; the text names it, and who holds the rest if it is known."""
         with self._driver.current():
             return self._driver.room()
+
+    def writing(self) -> AbstractContextManager[object]:
+        """The device is the thread's throughout, and not made so again by every write."""
+        return self._driver.current()
 
     def create(self, nbytes: int) -> VmmChunk:
         """A zero-filled chunk, mapped for writing; OutOfRoom, OutOfDescriptors, DeviceFailed."""

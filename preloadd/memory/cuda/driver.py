@@ -7,6 +7,7 @@ that frameworks use as well; a thread gets its own context back after each use.
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from types import ModuleType, TracebackType
@@ -394,15 +395,23 @@ class CudaDriver:
 
 
 class _Current:
-    """A block in which the driver's context is the thread's; has no state, so one serves all."""
+    """A block in which the driver's context is the thread's; one serves all threads.
 
-    __slots__ = ("_driver",)
+    Within another such block there is nothing to do. That counts while many threads copy: each call
+    of the driver lets go of the interpreter, and waits to have it back.
+    """
+
+    __slots__ = ("_depth", "_driver")
 
     def __init__(self, driver: CudaDriver) -> None:
         self._driver = driver
+        self._depth = threading.local()
 
     def __enter__(self) -> None:
-        self._driver.push()
+        depth = getattr(self._depth, "blocks", 0)
+        if not depth:
+            self._driver.push()
+        self._depth.blocks = depth + 1
 
     def __exit__(
         self,
@@ -410,7 +419,9 @@ class _Current:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._driver.pop()
+        self._depth.blocks -= 1
+        if not self._depth.blocks:
+            self._driver.pop()
 
 
 def _properties(cu: ModuleType, number: int, fd_type: object) -> object:

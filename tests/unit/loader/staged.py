@@ -3,7 +3,7 @@
 import mmap
 import os
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 from preloadd.memory.api import ALIGNED, MAX_SPAN
 from preloadd.memory.host import HostFiller
@@ -27,6 +27,9 @@ class StagedFiller:
 
     def room(self):
         return self.free, "GPU-0 (a stand-in), where pid 7 (python) holds 1.0 GiB,"
+
+    def writing(self):
+        return nullcontext()
 
     @contextmanager
     def create(self, nbytes):

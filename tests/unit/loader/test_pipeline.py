@@ -134,7 +134,7 @@ def test_what_bounds_a_gpu_and_who_holds_it_is_said(loaded, settings, ends):
 
 
 @pytest.mark.parametrize("staged", [False, True])
-def test_a_filler_is_closed_after_its_chunks_and_before_files_are_identified(
+def test_a_filler_is_closed_after_its_chunks_and_the_manifest(
     loaded, settings, manifest, model, ends, staged
 ):
     filler = StagedFiller() if staged else Closed()

@@ -39,6 +39,18 @@ def test_a_piece_of_which_only_an_end_is_cached_is_not(shard):
     assert shard.opened().cached(0, 6 * MIB) is False
 
 
+def test_what_was_warm_is_looked_into_at_one_place_until_it_is_not(shard):
+    shard.drop()
+    shard.path.read_bytes()
+    file = shard.opened()
+    assert file.cached(0, 6 * MIB) is True
+    shard.drop()
+    assert file.cached(0, 6 * MIB) is False
+    os.pread(shard.fd, 4096, 2 * MIB - ALIGNED)
+    # Where that one place is cached, the others count again.
+    assert file.cached(0, 6 * MIB) is False
+
+
 def test_a_file_system_that_does_not_tell_is_not_asked_again():
     fd = os.memfd_create("shard")
     try:

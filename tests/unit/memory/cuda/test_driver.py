@@ -88,6 +88,18 @@ def test_a_device_that_gives_no_context_failed(cuda: StandIn) -> None:
         open_ordinal(0)
 
 
+def test_a_block_within_a_block_asks_nothing_of_the_driver(
+    driver: CudaDriver, cuda: StandIn
+) -> None:
+    with driver.current():
+        cuda.fail("CtxPushCurrent", 205)
+        with driver.current():
+            assert driver.room()[0] > 0
+        assert driver.room()[0] > 0
+    with pytest.raises(DeviceFailed), driver.current():
+        pytest.fail("the outer block had ended")
+
+
 def test_the_granularity_is_asked_for(cuda: StandIn) -> None:
     for unit in (UNIT, 8 * UNIT):
         cuda.setenv("STAND_IN_GRANULARITY", str(unit))
