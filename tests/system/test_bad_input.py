@@ -120,7 +120,7 @@ def test_a_device_of_two_groups_is_told_with_both_files(host: Host) -> None:
 @pytest.mark.parametrize(
     ("device", "said"),
     [
-        ("GPU-53b1d48b-de77-970d-5f91-576155feee6c", "memory of GPUs"),
+        ("GPU-53b1d48b-de77-970d-5f91-576155feee6c", "is not seen by a loader"),
         ("GPU-53b1", "config apply"),
         ("0", "numbers of GPUs change"),
         ("TPU-0", "TPU-0"),
