@@ -41,6 +41,11 @@ class Rows:
         return self.nbytes * self.count
 
     @property
+    def contiguous(self) -> bool:
+        """Whether the rows follow each other without gaps, so that they are as good as one."""
+        return self.count == 1 or self.stride == self.nbytes
+
+    @property
     def end(self) -> int:
         """Where the last row ends in the span."""
         return self.skip + (self.count - 1) * self.stride + self.nbytes

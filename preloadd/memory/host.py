@@ -15,11 +15,11 @@ import resource
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from types import TracebackType
-from typing import Self
 
 from preloadd.errors import DamagedManifest, OutOfRoom, PreloadError
 from preloadd.linux import memfd
 from preloadd.linux.fds import OwnedFd, exhausted, is_exhausted
+from preloadd.linux.owner import Owner
 from preloadd.linux.room import room
 from preloadd.memory.api import Rows
 
@@ -80,7 +80,7 @@ class HostFiller:
         """Nothing: a filler of host memory owns nothing."""
 
 
-class HostChunk:
+class HostChunk(Owner):
     """A chunk under construction. Implements `memory.api.WritableChunk`."""
 
     def __init__(self, fd: OwnedFd, area: mmap.mmap) -> None:
@@ -117,9 +117,6 @@ class HostChunk:
         """Unmap and close the descriptor; BufferError, and nothing done, while a window lives."""
         self._area.close()
         self._fd.close()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(
         self,

@@ -338,7 +338,7 @@ class CudaDriver:
     def copy_rows_in(self, target: int, source: int, rows: Rows, queue: int) -> None:
         """One copy on the stream; rows that follow each other are one."""
         source += rows.skip
-        if rows.count == 1 or rows.stride == rows.nbytes:
+        if rows.contiguous:
             call = self._cu.cuMemcpyHtoDAsync
             self._ask("copying to it", call, target, source, rows.total, queue)
         else:

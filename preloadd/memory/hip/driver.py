@@ -237,7 +237,7 @@ class HipDriver:
     def copy_rows_in(self, target: int, source: int, rows: Rows, queue: int) -> None:
         """One copy on the stream; rows that follow each other are one."""
         source += rows.skip
-        if rows.count == 1 or rows.stride == rows.nbytes:
+        if rows.contiguous:
             status = self._hip.hipMemcpyHtoDAsync(target, source, rows.total, queue)
         else:
             shape = (rows.nbytes, rows.count, b.HOST_TO_DEVICE)

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from preloadd.errors import DeviceFailed
+from preloadd.memory.host import HostMapper
 from tests.checkpoints import llama
 from tests.process.conftest import Manager, managing
 
@@ -34,3 +36,23 @@ def own_daemon(model: Path) -> Iterator[Manager]:
 @pytest.fixture
 def model(daemon: Manager) -> Path:
     return Path(daemon.settings.model.path)
+
+
+class Lost(HostMapper):
+    """Maps memory of a device that is lost by the time it is to be unmapped."""
+
+    def map(self, chunks):
+        mapping = super().map(chunks)
+        unmap = mapping.close
+
+        def close():
+            unmap()
+            raise DeviceFailed("the GPU is lost")
+
+        mapping.close = close
+        return mapping
+
+
+@pytest.fixture
+def lost():
+    return Lost()

@@ -72,24 +72,9 @@ def test_weights_in_use_stay_mapped_and_held(get, daemon):
     window.release()
 
 
-class Lost(HostMapper):
-    """Maps memory of a device that is lost by the time it is to be unmapped."""
-
-    def map(self, chunks):
-        mapping = super().map(chunks)
-        unmap = mapping.close
-
-        def close():
-            unmap()
-            raise DeviceFailed("the GPU is lost")
-
-        mapping.close = close
-        return mapping
-
-
-def test_a_device_that_is_lost_is_told_once_and_gives_the_lease_back(get, daemon):
+def test_a_device_that_is_lost_is_told_once_and_gives_the_lease_back(get, daemon, lost):
     arenas = Arenas()
-    attachment = get(mapper=Lost(), arenas=arenas)
+    attachment = get(mapper=lost, arenas=arenas)
     with pytest.raises(DeviceFailed, match="the GPU is lost"):
         attachment.close()
     eventually(lambda: daemon.status().lease_count == 0, lambda: "end of the lease")
@@ -97,8 +82,10 @@ def test_a_device_that_is_lost_is_told_once_and_gives_the_lease_back(get, daemon
     attachment.close()
 
 
-def test_a_device_that_is_lost_while_memory_is_in_use_takes_nothing_from_its_users(get, daemon):
-    attachment = get(mapper=Lost())
+def test_a_device_that_is_lost_while_memory_is_in_use_takes_nothing_from_its_users(
+    get, daemon, lost
+):
+    attachment = get(mapper=lost)
     window = attachment.arena.chunk(0)
     with pytest.raises(BufferError):
         attachment.close()

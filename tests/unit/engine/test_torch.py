@@ -176,23 +176,8 @@ def test_tensors_that_other_weights_abandoned_hinder_nobody(get, daemon, model, 
     assert mapped() == before
 
 
-class Lost(HostMapper):
-    """Maps memory of a device that is lost by the time it is to be unmapped."""
-
-    def map(self, chunks):
-        mapping = super().map(chunks)
-        unmap = mapping.close
-
-        def close():
-            unmap()
-            raise DeviceFailed("the GPU is lost")
-
-        mapping.close = close
-        return mapping
-
-
-def test_a_device_that_is_lost_is_told_once_and_gives_the_lease_back(daemon, model):
-    weights = attached(daemon, model, Lost())
+def test_a_device_that_is_lost_is_told_once_and_gives_the_lease_back(daemon, model, lost):
+    weights = attached(daemon, model, lost)
     with pytest.raises(DeviceFailed, match="the GPU is lost"):
         weights.close()
     held(daemon, 0)
