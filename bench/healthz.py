@@ -19,7 +19,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -31,18 +31,33 @@ from bench.demo.model import make_model
 REQUEST = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 PATIENCE_S = 30.0
 RANKS = 3
+PROMISED = {"stuck after, s": 5.0, "p99, ms": 50.0}
+"""What the figures of these names are at most."""
+
 FLAGS = ("--memory", "host", "--tensor-parallel-size", str(RANKS))
 
 
 def main() -> int:
-    """Measure and print JSON; 1 if a claim does not hold."""
+    """Measure and print JSON; 1 if a claim does not hold, which is said as well."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--rate", type=float, default=200.0, help="requests a second")
     arguments = parser.parse_args()
     measured = measure(make_model(), arguments.requests, arguments.rate)
     sys.stdout.write(json.dumps(measured, indent=1) + "\n")
-    return 0 if measured["stuck after, s"] <= 5 and measured["p99, ms"] <= 50 else 1
+    missed, lines = verdict(measured)
+    sys.stderr.writelines(f"{line}\n" for line in lines)
+    return int(missed)
+
+
+def verdict(measured: Mapping[str, float]) -> tuple[bool, list[str]]:
+    """Whether a promise was missed, and a line for each."""
+    met = {name: measured[name] <= most for name, most in PROMISED.items()}
+    lines = [
+        f"{name}: {measured[name]:g}, promised at most {most:g}: {'met' if met[name] else 'MISSED'}"
+        for name, most in PROMISED.items()
+    ]
+    return not all(met.values()), lines
 
 
 def measure(model: Path, requests: int, rate: float) -> dict[str, float]:

@@ -24,7 +24,10 @@ COMMANDS = {
         "supervisor",
         "health, metrics, status page; started by a service manager",
     ),
-    "admin": ("admin", "check and apply the configuration, examine the host, manage tokens"),
+    "admin": (
+        "admin",
+        "check and apply the configuration, examine the host, manage tokens and plugins",
+    ),
 }
 
 

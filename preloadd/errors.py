@@ -4,7 +4,8 @@
 
     PreloadError
     ├── ConfigError            a setting is wrong, or settings contradict each other
-    │   └── UnsupportedPlatformForIPCError  this engine has no GPU memory to share
+    │   ├── UnsupportedPlatformForIPCError  this engine has no GPU memory to share
+    │   └── UnsupportedQuantForIPCError  vLLM cannot start from weights quantised this way
     ├── CheckpointError        files of the checkpoint cannot be loaded as they are
     ├── ModelNotFound          the model is neither a folder nor in the Hugging Face cache
     ├── UnsupportedModel       the builder does not know how to do this with this architecture
@@ -101,6 +102,12 @@ class ConfigError(PreloadError):
 
 class UnsupportedPlatformForIPCError(ConfigError):
     """This engine has no GPU memory to share, and did not ask for memory of the host instead."""
+
+    code = ErrorCode.UNSUPPORTED
+
+
+class UnsupportedQuantForIPCError(ConfigError):
+    """A method of quantisation, or its backend, cannot start from weights already processed."""
 
     code = ErrorCode.UNSUPPORTED
 

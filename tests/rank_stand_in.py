@@ -32,8 +32,15 @@ from preloadd.protocol.messages import (
 GENERATION = "0123456789abcdef" * 2
 
 
-def lease(client: str, pid: int) -> LeaseTold:
-    return LeaseTold(id="0" * 16, client=client, pid=pid, mode="zero_copy", generation=GENERATION)
+def lease(client: str, pid: int, *, profiling: bool = False) -> LeaseTold:
+    return LeaseTold(
+        id="0" * 16,
+        client=client,
+        pid=pid,
+        mode="zero_copy",
+        generation=GENERATION,
+        profiling=profiling,
+    )
 
 
 def status(instance: str, **told: Any) -> StatusTold:
@@ -64,13 +71,17 @@ def status(instance: str, **told: Any) -> StatusTold:
 
 
 class RankStandIn:
-    """Answers on its socket until closed. `told` may be set at any time; None: it keeps silent."""
+    """Answers on its socket until closed. `told` may be set at any time; None: it keeps silent.
+
+    Whom one of `answers` has nothing for waits until `answer`.
+    """
 
     def __init__(self, folder: Path, told: StatusTold | None, *, locked: bool = True) -> None:
         self.folder = folder
         self.told = told
         self.asked: list[Request] = []
-        self.answers: dict[type[Request], Callable[[], Reply]] = {}
+        self.answers: dict[type[Request], Callable[[], Reply | None]] = {}
+        self._waiting: list[socket.socket] = []
         self._undo = ExitStack()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if locked:
@@ -118,10 +129,20 @@ class RankStandIn:
             return
         request = codec.decode_request(data)
         self.asked.append(request)
-        if self.told is not None:
-            client.send(codec.encode(self._answer(request)))
+        if self.told is None:
+            return
+        reply = self._answer(request)
+        if reply is None:
+            self._waiting.append(client)
+        else:
+            client.send(codec.encode(reply))
 
-    def _answer(self, request: Request) -> Reply:
+    def answer(self, reply: Reply) -> None:
+        """Answer all who still wait."""
+        while self._waiting:
+            self._waiting.pop().send(codec.encode(reply))
+
+    def _answer(self, request: Request) -> Reply | None:
         assert self.told is not None
         if type(request) in self.answers:
             return self.answers[type(request)]()

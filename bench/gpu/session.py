@@ -25,6 +25,7 @@ HOST = "host"
 HOST_INSTANCE = "CPU-0"
 SHM = Path("/dev/shm")
 GRACE_S = 20.0
+DRY_RUN = "--dry-run"
 
 
 class OutOfTimeError(Exception):
@@ -101,8 +102,14 @@ def run(
     parser.add_argument(
         "--limit", type=int, default=limit_s, metavar="SECONDS", help="give up then"
     )
+    parser.add_argument(
+        DRY_RUN, action="store_true", help="only look at these arguments and at the GPU"
+    )
     also(parser)
     parsed = parser.parse_args()
+    if parsed.dry_run:
+        return _look(bench, parsed)
+    _leave_on_sigterm()
     report = Report(bench, parsed.json)
     prepare(["bench.gpu.session", "bench.gpu.ipc"])
     with ExitStack() as undo:
@@ -116,6 +123,18 @@ def run(
         undo.callback(signal.alarm, 0)
         session.part(bench, lambda _: act(session))
     return int(report.bad)
+
+
+def _look(bench: str, parsed: argparse.Namespace) -> int:
+    """Whether there is a GPU to measure on, if one is wanted; 1 if not."""
+    try:
+        with ExitStack() as undo:
+            if parsed.memory != HOST:
+                undo.enter_context(Meter(parsed.gpu or 0))
+    except LookupError as error:
+        print(f"bench.gpu.{bench}: {error}", file=sys.stderr)
+        return 1
+    return 0
 
 
 def _session(parsed: argparse.Namespace, report: Report, undo: ExitStack) -> Session:
@@ -133,15 +152,20 @@ def _session(parsed: argparse.Namespace, report: Report, undo: ExitStack) -> Ses
     return Session(parsed, report, meter, work, scratch, time.monotonic() + parsed.limit)
 
 
+def _leave_on_sigterm() -> None:
+    """Then, too, temporary files are removed and processes ended."""
+
+    def end(*_: object) -> None:
+        sys.exit(128 + signal.SIGTERM)
+
+    signal.signal(signal.SIGTERM, end)
+
+
 def _limit(seconds: int) -> None:
     """Parts that have not begun by then are left out; one that goes on for long is broken off."""
 
     def give_up(*_: object) -> None:
         raise OutOfTimeError(f"not done {GRACE_S:.0f} s after the time was over")
 
-    def end(*_: object) -> None:
-        sys.exit(128 + signal.SIGTERM)
-
     signal.signal(signal.SIGALRM, give_up)
-    signal.signal(signal.SIGTERM, end)
     signal.alarm(int(seconds + GRACE_S))

@@ -9,7 +9,7 @@ _preloadctl() {
   local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]} path="" words="" word
   for word in "${COMP_WORDS[@]:1:COMP_CWORD-1}"; do
     case "${path:+$path }$word" in
-    "group"|"status"|"start"|"stop"|"restart"|"release"|"load"|"leases"|"logs"|"version"|"token"|"doctor"|"config"|"group start"|"group stop"|"group restart"|"group list"|"group show") path="${path:+$path }$word" ;;
+    "group"|"status"|"start"|"stop"|"restart"|"release"|"load"|"leases"|"logs"|"version"|"token"|"doctor"|"config"|"plugin"|"group start"|"group stop"|"group restart"|"group list"|"group show") path="${path:+$path }$word" ;;
     esac
   done
   case "$prev" in
@@ -18,7 +18,7 @@ _preloadctl() {
     --timeout|--rank-timeout|--interval|-n|--lines) return ;;
   esac
   case "$path" in
-    "") words="status start stop restart release load leases logs version token doctor config group --version -h --help" ;;
+    "") words="status start stop restart release load leases logs version token doctor config plugin group --version -h --help" ;;
     "group") words="start stop restart list show" ;;
     "status") words="--watch -w --interval -o --output --json --socket-dir --rank-timeout -h --help" ;;
     "start") words="--wait --no-wait --timeout --socket-dir --rank-timeout -h --help" ;;
@@ -32,6 +32,7 @@ _preloadctl() {
     "token") words="-h --help" ;;
     "doctor") words="-h --help" ;;
     "config") words="-h --help" ;;
+    "plugin") words="-h --help" ;;
     "group start") words="--wait --no-wait --timeout --socket-dir --rank-timeout -h --help" ;;
     "group stop") words="--drain --wait --no-wait --timeout --socket-dir --rank-timeout -h --help" ;;
     "group restart") words="--rolling --drain --wait --no-wait --timeout --socket-dir --rank-timeout -h --help" ;;

@@ -20,6 +20,7 @@ from preloadd.config.changes import drops
 from preloadd.config.files import Fault, group_files, read
 from preloadd.config.host import HostConfig, Survey, survey
 from preloadd.config.rank import rank_settings
+from preloadd.config.versions import with_versions
 from preloadd.domain.files import FileIdentity
 from preloadd.domain.settings import RankSettings, Running
 from preloadd.errors import ConfigError, PreloadError
@@ -121,9 +122,10 @@ def _record(instance: str, found: bytes | OSError) -> Running:
 
 def _drops(found: Survey, running: list[Running], world: World) -> Iterator[Drop]:
     config = found.config
-    find = partial(locate, environ=world.service_environ(config.daemon_user))
+    environ = world.service_environ(config.daemon_user)
+    find, python = partial(locate, environ=environ), world.python()
     wanted = {
-        str(instance): rank_settings(config, group, instance, find)
+        str(instance): with_versions(rank_settings(config, group, instance, find), python, environ)
         for group in config.groups
         for instance in group.instances
     }

@@ -15,11 +15,13 @@ from pathlib import Path
 from preloadd.admin import devices
 from preloadd.admin.service import Service, service
 from preloadd.admin.world import World
+from preloadd.config.drafts import CONFIG
+from preloadd.config.engine import ENGINE_ARGS
 from preloadd.config.files import HOST_FILE, Fault
 from preloadd.config.group import Group
 from preloadd.config.host import ENVIRONMENT, HostSettings, Survey, variable
 from preloadd.config.strict import fields_of
-from preloadd.errors import ConfigError, ModelNotFound, PreloadError, ServiceManagerError
+from preloadd.errors import ConfigError, PreloadError, ServiceManagerError
 from preloadd.linux import peers, seqpacket
 from preloadd.linux.systemctl import Systemctl
 from preloadd.weights.checkpoint import identities_of, locate
@@ -30,10 +32,16 @@ TEMPLATE = "preloadd@CPU-0.service"
 VARIABLES = ("PRELOADD_CONFIG_DIR", "PRELOADD_PYTHON")
 """What the environment of daemons may say besides the keys of the host's file."""
 
+_FIND_VLLM = """
+import importlib.util, sys
+sys.exit(None if importlib.util.find_spec("vllm") else "has no vLLM")
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A group's model as it lies on the disk. `nbytes` are those of its weights' files."""
+    """A group's model as it lies on the disk. `nbytes` are those of its weights' files, and of its
+    draft's."""
 
     group: str
     folder: str
@@ -70,8 +78,17 @@ def check(found: Survey, world: World) -> Report:
         if file.group is not None:
             model, wrong = _look_at(file.group, str(file.path), trial, world)
             models += [model] if model else []
+            notes += _without_draft(file.group, str(file.path))
             faults += [*wrong, *_socket_faults(host, file.group, origin)]
     return Report(tuple(faults), tuple(notes), tuple(models))
+
+
+def _without_draft(group: Group, file: str) -> Iterator[str]:
+    """A note of a draft that stays out of memory though vLLM is told of one."""
+    if group.speculation is not None and group.speculation.why_not_held:
+        yield f"{file}: {group.speculation.why_not_held}"
+    elif group.speculation is not None and group.drafted is None:
+        yield f"{file}: draft.enabled is false: engines load the draft from disk"
 
 
 def _host_faults(host: HostSettings, found: Survey) -> Iterator[Fault]:
@@ -161,22 +178,43 @@ def _look_at(
         faults.append(
             Fault(file, key, f"{python} cannot run a loader: {why} (install what is missing there)")
         )
+    elif group.builder == "vllm" and (why := trial.fails([python, "-P", "-c", _FIND_VLLM])):
+        text = f"{python}: {why} (name the interpreter of the engine's environment)"
+        faults.append(Fault(file, key, text))
     else:
         faults += devices.faults(group, file, trial, python)
-    try:
-        folder = locate(group.model, group.revision, environ=trial.environ)
-    except ModelNotFound as error:
-        return None, [*faults, Fault(file, "model", str(error))]
-    if why := trial.cannot_read(folder, python):
-        who = "this user" if trial.stands_in else trial.user
-        text = f"{who} cannot read it: {why} (open it: chmod, chown or setfacl)"
-        return None, [*faults, Fault(file, "model", text)]
-    try:
-        nbytes = sum(file.size for file in identities_of(folder))
-    except PreloadError as error:
-        return None, [*faults, Fault(file, "model", str(error))]
+    folders, nbytes = [], 0
+    for where, name, revision in _checkpoints(group):
+        found = _checkpoint(name, revision, trial, python)
+        if isinstance(found, str):
+            faults.append(Fault(file, where, found))
+        else:
+            folders.append(found[0])
+            nbytes += found[1]
+    if len(folders) < len(list(_checkpoints(group))):
+        return None, faults
     instances = tuple(map(str, group.instances))
-    return Model(group.name, str(folder), nbytes, instances), faults
+    return Model(group.name, str(folders[0]), nbytes, instances), faults
+
+
+def _checkpoints(group: Group) -> Iterator[tuple[str, str, str]]:
+    """Key, name and revision of the model, and of a draft that ranks hold, if it has its own."""
+    yield "model", group.model, group.revision
+    if group.drafted is not None and group.drafted.model:
+        where = "draft.model" if group.draft.model else f"{ENGINE_ARGS}.{CONFIG}"
+        yield where, group.drafted.model, group.drafted.revision
+
+
+def _checkpoint(name: str, revision: str, trial: Service, python: str) -> tuple[Path, int] | str:
+    """Where the model lies and how many bytes its weights' files have, or why it is no use."""
+    try:
+        folder = locate(name, revision, environ=trial.environ)
+        if why := trial.cannot_read(folder, python):
+            who = "this user" if trial.stands_in else trial.user
+            return f"{who} cannot read it: {why} (open it: chmod, chown or setfacl)"
+        return folder, sum(file.size for file in identities_of(folder))
+    except PreloadError as error:
+        return str(error)
 
 
 def _access_faults(group: Group) -> Iterator[ConfigError]:

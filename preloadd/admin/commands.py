@@ -6,14 +6,17 @@ Each command imports what it needs: doctor has to run where nothing is installed
 from __future__ import annotations
 
 import argparse
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
 from preloadd.admin.doctor import diagnose
 from preloadd.admin.durations import seconds
-from preloadd.admin.findings import as_json, as_table, has_fault
+from preloadd.admin.environment import Answer, Environment, interpreter, look, parts, require_own
+from preloadd.admin.findings import Severity, as_json, as_table, has_fault
+from preloadd.admin.service import Service
 from preloadd.admin.world import World
 from preloadd.errors import EXIT_STATUS, ErrorCode
 
@@ -32,6 +35,10 @@ def parser() -> argparse.ArgumentParser:
         areas, "doctor", examine, "look for what is wrong with this host, each with a remedy"
     )
     _json(one)
+    plugin = areas.add_parser(
+        "plugin", help="preloadd's plugin for vLLM in an engine's environment"
+    )
+    _add_plugin(plugin.add_subparsers(required=True, metavar="COMMAND"))
     tokens = areas.add_parser("token", help="tokens by which other hosts fetch tables")
     _add_tokens(tokens.add_subparsers(required=True, metavar="COMMAND"))
     return top
@@ -91,6 +98,48 @@ def apply_config(options: argparse.Namespace, world: World) -> int:
     Systemctl(world.environ).reload()
     sys.stdout.write("".join(f"{line}\n" for line in ("applied", *todo.news)))
     return 0
+
+
+def enable_plugin(options: argparse.Namespace, world: World) -> int:
+    """`plugin enable`: what was written, one path a line; then what will keep it from working."""
+    from preloadd.admin import plugin
+    from preloadd.admin.doctor.plugin import judge
+
+    found, answer = _environment(options, world)
+    change = plugin.enable(found, answer, dry_run=options.dry_run)
+    _tell(change.lines, options, done="written")
+    if options.dry_run:
+        return 0
+    sys.stdout.write(f"{change.said}\n")
+    for finding in judge(look(found.python, answer)):
+        if finding.severity is Severity.FAULT:
+            sys.stderr.write(f"engines cannot attach yet: {finding.text}\n  -> {finding.remedy}\n")
+    if os.geteuid() == 0 and (closed := plugin.closed_above(plugin.PACKAGE)):
+        sys.stderr.write(
+            f"note: {closed} is closed to other users: engines of those will not find it\n"
+        )
+    return 0
+
+
+def disable_plugin(options: argparse.Namespace, world: World) -> int:
+    """`plugin disable`: what was removed, one path a line."""
+    from preloadd.admin import plugin
+
+    found, _ = _environment(options, world)
+    change = plugin.disable(found, dry_run=options.dry_run)
+    _tell(change.lines, options, done="removed")
+    if not options.dry_run:
+        sys.stdout.write(f"{change.said}\n")
+    return 0
+
+
+def tell_plugin(options: argparse.Namespace, world: World) -> int:
+    """`plugin status`: 78 if engines of that environment cannot attach."""
+    from preloadd.admin.doctor.plugin import judge
+
+    findings = list(judge(_environment(options, world)[0]))
+    sys.stdout.write(as_json(findings) if options.json else as_table(findings))
+    return FAULTY if has_fault(findings) else 0
 
 
 def create_token(options: argparse.Namespace, world: World) -> int:
@@ -160,6 +209,23 @@ def _add_config(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     apply.add_argument("--dry-run", action="store_true", help="only tell what would happen")
 
 
+def _add_plugin(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    changing = [
+        _add(
+            commands, "enable", enable_plugin, "put the plugin there: engines know ipc_cache then"
+        ),
+        _add(commands, "disable", disable_plugin, "remove what `enable` put there"),
+    ]
+    status = _add(commands, "status", tell_plugin, "tell whether engines there can attach")
+    for one in (*changing, status):
+        one.add_argument(
+            "python", metavar="PYTHON", help="an interpreter, or its virtualenv's folder"
+        )
+    for one in changing:
+        one.add_argument("--dry-run", action="store_true", help="only tell what would happen")
+    _json(status)
+
+
 def _add_tokens(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     made = [
         _add(commands, "create", create_token, "make a token and show its secret, this once"),
@@ -209,6 +275,23 @@ def _state_dir(options: argparse.Namespace, world: World, *, make: bool) -> Path
     if make:
         tokens.prepare(folder, host.daemon_user)
     return folder
+
+
+def _environment(options: argparse.Namespace, world: World) -> tuple[Environment, Answer]:
+    """The environment that is meant, and what runs its interpreter, as whoever this is."""
+    python = interpreter(options.python)
+    require_own(*parts(python))
+    answer = Service("", world.environ, None, stands_in=False).answer
+    return look(python, answer), answer
+
+
+def _tell(lines: Sequence[str], options: argparse.Namespace, *, done: str) -> None:
+    for line in lines:
+        sys.stdout.write(f"{line}\n" if options.dry_run else f"{done} {line}\n")
+    if not lines:
+        sys.stdout.write("nothing to do\n")
+    elif options.dry_run:
+        sys.stdout.write("nothing was changed (--dry-run)\n")
 
 
 def _now() -> float:

@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from pydantic import BaseModel
 
-from preloadd.config.files import Key, Layers, spelled
+from preloadd.config.engine import layers_of
+from preloadd.config.files import Document, Key, Layers, spelled
 from preloadd.config.host import GroupFile, HostSettings, Survey
 from preloadd.config.strict import fields_of
 
@@ -32,8 +33,7 @@ def host_values(found: Survey) -> list[Value]:
 def group_values(file: GroupFile) -> list[Value]:
     """Every setting of a group, which has no faults."""
     assert file.group is not None
-    layers = Layers()
-    layers.lay(str(file.path), file.table)
+    layers = layers_of(Document(file.path, file.table))
     return list(_values(file.group, type(file.group), layers))
 
 

@@ -11,7 +11,7 @@ import typer
 from preloadd import __version__
 from preloadd.cli import journal, render, units, views
 from preloadd.cli.control import Control, How
-from preloadd.cli.exits import CommandFailed, Exit
+from preloadd.cli.exits import MEANINGS, CommandFailed, Exit
 from preloadd.cli.look import Lookout
 from preloadd.cli.options import (
     RANK_TIMEOUT,
@@ -53,7 +53,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings=_HELP,
-    epilog="preloadctl(1) tells the exit statuses.",
+    epilog=f"Exit statuses: {'; '.join(f'{int(s)} {text}' for s, text in MEANINGS.items())}. Other "
+    "numbers from 64 on say what went wrong, as those of all programs of preloadd do "
+    "(docs/operator-guide.md).",
 )
 group_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(group_app, name="group", help="Groups as a whole: one model each.")
@@ -206,7 +208,8 @@ def release(
 ) -> None:
     """Free the weights of a group, and keep its ranks.
 
-    They serve nobody until `load`. Refused while engines hold the weights.
+    They serve nobody until `load`. Refused while engines hold the weights. Waits for engines that
+    measure how much memory is free.
     """
     lookout = _lookout(context, socket_dir, rank_timeout)
     after = release_weights(lookout, name, _world(context).say)
@@ -225,7 +228,7 @@ def load(
 ) -> None:
     """Load the weights of a group again.
 
-    That is after `release`, or after a load that failed.
+    That is after `release`, or after a load that failed. Waits as `release` does.
     """
     lookout = _lookout(context, socket_dir, rank_timeout)
     how = How(wait=wait, timeout=timeout)
@@ -345,6 +348,7 @@ _PASSED_ON = {
     "token": "Seeding tokens: create, list, revoke, rotate.",
     "doctor": "Look for what is wrong with this host, and say the remedies.",
     "config": "Check, show or apply the configuration.",
+    "plugin": "The plugin for vLLM in an engine's environment: enable, disable, status.",
 }
 
 

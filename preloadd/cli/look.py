@@ -30,7 +30,8 @@ class Lookout:
         if units.disagree(found, services):
             found, services, trouble = self._look()
         merged = units.merge(found, services)
-        return overview(merged, services.groups, [*self.folders.notes, *trouble])
+        looked_in = list(map(str, self.folders.paths))
+        return overview(merged, services.groups, [*self.folders.notes, *trouble], looked_in)
 
     def _look(self) -> tuple[list[Rank], units.Services, tuple[str, ...]]:
         told = _InBackground(self.systemctl)

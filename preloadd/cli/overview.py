@@ -27,12 +27,16 @@ class Condition(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """An engine that holds weights. `pid` is its process, `mode` how it uses them."""
+    """An engine that holds weights. `pid` is its process, `mode` how it uses them.
+
+    While it is `profiling`, it measures how much memory is free, and no rank there frees any.
+    """
 
     client: str
     pid: int
     mode: str
     generation: str
+    profiling: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,11 +118,15 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """Everything. `notes` say what could not be looked at; `healthy` when all ranks serve."""
+    """Everything. `notes` say what could not be looked at; `healthy` when all ranks serve.
+
+    `looked_in` are the folders in which sockets were looked for.
+    """
 
     healthy: bool
     groups: tuple[Group, ...] = ()
     notes: tuple[str, ...] = ()
+    looked_in: tuple[str, ...] = ()
 
     @property
     def ranks(self) -> tuple[Rank, ...]:
@@ -143,14 +151,17 @@ class Managed:
 
 
 def overview(
-    ranks: Iterable[Rank], managed: Mapping[str, Managed], notes: Sequence[str] = ()
+    ranks: Iterable[Rank],
+    managed: Mapping[str, Managed],
+    notes: Sequence[str] = (),
+    looked_in: Sequence[str] = (),
 ) -> Overview:
     """The ranks sorted into groups: those of systemd in its order of ranks, then all others."""
     members: dict[str, list[Rank]] = {name: [] for name in sorted(managed)}
     for rank in sorted(ranks, key=_in_order):
         members.setdefault(rank.group, []).append(rank)
     groups = tuple(_group(name, found, managed.get(name)) for name, found in members.items())
-    return _judged(groups, tuple(notes))
+    return _judged(groups, tuple(notes), tuple(looked_in))
 
 
 def select(seen: Overview, names: Collection[str]) -> Overview:
@@ -161,9 +172,10 @@ def select(seen: Overview, names: Collection[str]) -> Overview:
     unknown = [name for name in names if name not in known]
     if unknown:
         raise CommandFailed(
-            f"there is no group {', '.join(unknown)} here: {_known(known)}", Exit.NOT_FOUND
+            f"there is no group {', '.join(unknown)} here: {_known(known)}{_elsewhere(seen)}",
+            Exit.NOT_FOUND,
         )
-    return _judged(tuple(known[name] for name in dict.fromkeys(names)), seen.notes)
+    return _judged(tuple(known[name] for name in dict.fromkeys(names)), seen.notes, seen.looked_in)
 
 
 def with_rates(seen: Overview, before: Iterable[Rank], after: Iterable[Rank], s: float) -> Overview:
@@ -215,13 +227,25 @@ def _group(name: str, ranks: Sequence[Rank], managed: Managed | None) -> Group:
     return Group(name, serving, target, active, tuple(ranks))
 
 
-def _judged(groups: tuple[Group, ...], notes: tuple[str, ...]) -> Overview:
-    return Overview(bool(groups) and all(group.serving for group in groups), groups, notes)
+def _judged(
+    groups: tuple[Group, ...], notes: tuple[str, ...], looked_in: tuple[str, ...]
+) -> Overview:
+    healthy = bool(groups) and all(group.serving for group in groups)
+    return Overview(healthy, groups, notes, looked_in)
 
 
 def _known(names: Collection[str]) -> str:
     listed = ", ".join(name or "(no group)" for name in names)
     return f"there are {listed}" if listed else "no group is configured and no rank was found"
+
+
+def _elsewhere(seen: Overview) -> str:
+    """Where ranks were looked for, and how to look elsewhere."""
+    folders = ", ".join(seen.looked_in) or "no folder, since none is there"
+    return (
+        f" (looked in {folders}; ranks with another socket directory are found with --socket-dir "
+        "DIR or PRELOADD_SOCKET_DIR)"
+    )
 
 
 def _in_order(rank: Rank) -> tuple[str, int, str, str]:

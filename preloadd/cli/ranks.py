@@ -114,10 +114,13 @@ def look_at(place: Place, *, timeout: float) -> Rank:
     )
 
 
-def request(socket: Path, wanted: Request, *, timeout: float) -> Reply:
-    """One request and its answer; Unavailable, AccessDenied, ProtocolViolation."""
+def request(socket: Path, wanted: Request, *, timeout: float, patience: float) -> Reply:
+    """One request and its answer; Unavailable, AccessDenied, ProtocolViolation.
+
+    `timeout` is for connecting, `patience` for the answer.
+    """
     with connect(socket, timeout=timeout) as client:
-        answer = client.call(wanted, timeout=timeout)
+        answer = client.call(wanted, timeout=patience)
     for fd in answer.fds:
         fd.close()
     return answer.reply
@@ -175,7 +178,7 @@ def _from_told(place: Place, told: StatusTold) -> Rank:
         "detail": f"its socket answers as {told.instance}" if wrong else told.detail,
         "socket": str(place.socket),
         "leases": tuple(
-            Holder(lease.client, lease.pid, lease.mode.value, lease.generation)
+            Holder(lease.client, lease.pid, lease.mode.value, lease.generation, lease.profiling)
             for lease in told.leases
         ),
     }

@@ -4,46 +4,21 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Collection
 
+from preloadd.cli.asking import Order
 from preloadd.cli.control import How, Say
 from preloadd.cli.exits import CommandFailed, Exit
 from preloadd.cli.look import Lookout
 from preloadd.cli.overview import Condition, Overview, Rank, holders, select, told
-from preloadd.cli.ranks import Place, in_parallel, look_at, request
 from preloadd.cli.watch import Teller
-from preloadd.errors import EXIT_STATUS, ErrorCode, PreloadError
-from preloadd.protocol.messages import Done, Load, NotAvailable, Refused, Release, Reply, Request
+from preloadd.protocol.messages import Load, Release
 
 INTERVAL = 0.3
 """Seconds between two looks while ranks load."""
 
 SETTLE_S = 2.0
 """Seconds after which a rank that still is as before a load was asked for has failed again."""
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """A rank that did not do it: why, and the exit status for that."""
-
-    rank: Rank
-    why: str
-    status: int
-
-
-class Refusals(PreloadError):
-    """Some ranks did not do what they were asked; the others did."""
-
-    def __init__(self, refusals: Sequence[Refusal]) -> None:
-        self._status = refusals[0].status
-        super().__init__("\n".join(f"{r.rank.group} {r.rank.instance}: {r.why}" for r in refusals))
-
-    @property
-    def exit_status(self) -> int:
-        """That of the first refusal."""
-        return self._status
 
 
 def release_weights(lookout: Lookout, name: str, say: Say) -> Overview:
@@ -55,8 +30,8 @@ def release_weights(lookout: Lookout, name: str, say: Say) -> Overview:
     held = [rank for rank in seen.ranks if rank.in_use]
     if held:
         raise CommandFailed(
-            f"{name}: engines hold the weights, and nothing was released: {holders(held)}: end "
-            "them, or wait for them with `preloadctl leases`",
+            f"{name}: engines hold the weights, and nothing was released: {holders(held)}; end "
+            "them, or see with `preloadctl leases` when they have ended",
             Exit.IN_USE,
         )
     silent = [rank for rank in seen.ranks if rank.in_use is None]
@@ -69,12 +44,15 @@ def release_weights(lookout: Lookout, name: str, say: Say) -> Overview:
     serving = [rank for rank in seen.ranks if rank.serving]
     if not serving:
         say(f"{name}: there is nothing to release")
-    _ask(serving, Release(), lookout.timeout)
+    Order(Release(), serving, timeout=lookout.timeout, say=say, until=math.inf).carry_out()
     return select(lookout.look(), [name])
 
 
 def load_again(lookout: Lookout, name: str, how: How, say: Say) -> Overview:
-    """Have the weights of a group loaded again; how it is afterwards."""
+    """Have the weights of a group loaded again; how it is afterwards.
+
+    CommandFailed where that took longer than somebody wants to wait.
+    """
     until = math.inf if how.timeout is None else time.monotonic() + how.timeout
     teller = Teller(lookout, say)
     seen = select(teller.look(), [name])
@@ -82,7 +60,14 @@ def load_again(lookout: Lookout, name: str, how: How, say: Say) -> Overview:
     idle = [rank for rank in idle if rank.lease_count is not None]
     if not idle:
         say(f"{name}: there is nothing to load")
-    _ask(idle, Load(), lookout.timeout)
+    if not how.wait:
+        until = time.monotonic() + lookout.timeout
+    try:
+        Order(Load(), idle, timeout=lookout.timeout, say=say, until=until).carry_out()
+    except CommandFailed:
+        if how.wait:
+            raise
+        say("load is ordered: `preloadctl status --watch` shows how it goes")
     if not how.wait:
         return select(lookout.look(), [name])
     return _until_loaded(teller, name, {rank.place for rank in idle}, until)
@@ -105,44 +90,3 @@ def _until_loaded(teller: Teller, name: str, asked: Collection[str], until: floa
 
 def _under_way(rank: Rank) -> bool:
     return rank.condition in (Condition.LOADING, Condition.STARTING, Condition.STUCK)
-
-
-def _ask(ranks: Sequence[Rank], wanted: Request, timeout: float) -> None:
-    """Ask all ranks at once; Refusals if some do not do it."""
-    answers = in_parallel(lambda rank: _refusal(rank, wanted, timeout), ranks)
-    refusals = [answer for answer in answers if answer is not None]
-    if refusals:
-        raise Refusals(refusals)
-
-
-def _refusal(rank: Rank, wanted: Request, timeout: float) -> Refusal | None:
-    try:
-        reply = request(Path(rank.socket), wanted, timeout=timeout)
-    except PreloadError as error:
-        return Refusal(rank, str(error), error.exit_status)
-    refusal = _judged(rank, reply)
-    if refusal is None or refusal.status != EXIT_STATUS[ErrorCode.DENIED]:
-        return refusal
-    # An engine may have attached since we looked: that is not a lack of rights.
-    in_use = look_at(Place.of(rank), timeout=timeout).in_use
-    return replace(refusal, status=Exit.IN_USE) if in_use else refusal
-
-
-def _judged(rank: Rank, reply: Reply) -> Refusal | None:
-    match reply:
-        case Done():
-            return None
-        case Refused():
-            return Refusal(rank, reply.detail, _status_of(reply.code))
-        case NotAvailable():
-            return Refusal(rank, reply.detail, EXIT_STATUS[ErrorCode.UNAVAILABLE])
-        case _:
-            return Refusal(rank, f"it answered {reply}", EXIT_STATUS[ErrorCode.PROTOCOL])
-
-
-def _status_of(code: str) -> int:
-    """The exit status of a code that came over the wire, which may be a newer daemon's."""
-    try:
-        return EXIT_STATUS[ErrorCode(code)]
-    except ValueError:
-        return EXIT_STATUS[ErrorCode.INTERNAL]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from preloadd.domain.files import FileIdentity
+from preloadd.domain.ids import Role
 from preloadd.domain.recipe import changes, recipe_of
 from preloadd.domain.settings import RankSettings, Running
 
@@ -18,7 +19,8 @@ def drops(running: Running, wanted: RankSettings | None, files_of: FilesOf) -> t
     """Why a rank that runs as `running` would drop its weights when it starts with `wanted`, one
     reason each; empty if it adopts them. None is wanted of an instance that is in no group."""
     if wanted is None:
-        return ("no group has this device any more",)
+        draft = running.settings.parsed_instance.role is Role.DRAFT
+        return (f"no group has {'a draft on ' if draft else ''}this device any more",)
     was, now = running.settings.model, wanted.model
     # Where a rank could not see its files, those that are there now stand for them.
     resident = recipe_of(running.settings, running.files or files_of(was.path))

@@ -11,6 +11,9 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, ByteSize, Field
 
+from preloadd.config.arguments import from_table
+from preloadd.config.drafts import Speculation
+from preloadd.config.engine import draft_faults, engine_faults, layers_of, where_written
 from preloadd.config.faults import validated
 from preloadd.config.files import Document, Fault, Layers
 from preloadd.config.strict import (
@@ -26,10 +29,11 @@ from preloadd.config.strict import (
     later,
     listed,
 )
+from preloadd.config.vllm import Division, divide
 from preloadd.domain.devices import ALL
 from preloadd.domain.ids import DeviceId, Instance, device_id, on_host
-from preloadd.domain.placement import ExpertPlacement, Parallel
-from preloadd.domain.settings import CHUNK_BYTES, Access, Memory
+from preloadd.domain.placement import ExpertPlacement, Parallel, instances
+from preloadd.domain.settings import CHUNK_BYTES, Access, Builder, Layout, Memory, resolved
 from preloadd.errors import ConfigError
 
 APPLY = "`preloadd admin config apply`"
@@ -110,10 +114,12 @@ class Sizes(Strict):
 
 
 class Draft(Strict):
-    """`[draft]`: the model that guesses ahead on the same devices."""
+    """`[draft]`: the model that guesses ahead on the same devices. With `enabled`, ranks hold it if
+    it is of a kind that can be held. The rest is said here or to vLLM."""
 
-    model: Annotated[MaybeText, later("draft models", default="")] = ""
-    revision: Annotated[MaybeText, later("draft models", default="")] = ""
+    enabled: bool = True
+    model: Annotated[MaybeText, AfterValidator(_model)] = ""
+    revision: MaybeText = ""
 
 
 class Allowed(Strict):
@@ -154,16 +160,12 @@ class Group(Strict):
     model: Annotated[Text, AfterValidator(_model)]
     revision: MaybeText = ""
     gpus: Devices
-    builder: Annotated[Literal["native", "vllm"], later("the builder 'vllm'", default="native")] = (
-        "native"
-    )
+    builder: Literal["native", "vllm"] = "native"
     memory: Literal["auto", "host", "cuda", "hip"] = "auto"
     reader: Literal["pread", "instanttensor"] = "pread"
     python: MaybePath = ""
-    engine_args: Annotated[
-        dict[str, object],
-        later("arguments of an engine, which the builder 'vllm' needs", default={}),
-    ] = Field(default_factory=dict)
+    engine_args: dict[str, object] = Field(default_factory=dict)
+    layout: Literal["auto", "processed", "plain", "raw"] = "auto"
     digest: Literal["sampled", "full"] = "sampled"
     chunk_bytes: MaybeChunkBytes = ByteSize(0)
     parallel: Sizes = Sizes()
@@ -186,9 +188,36 @@ class Group(Strict):
         return int(self.chunk_bytes) or CHUNK_BYTES[self.backend]
 
     @property
+    def arguments(self) -> tuple[str, ...]:
+        """vLLM's own arguments, in canonical form."""
+        return self._division.words
+
+    @property
+    def speculation(self) -> Speculation | None:
+        """What vLLM is told of speculative decoding."""
+        return self._division.speculation
+
+    @property
+    def drafted(self) -> Speculation | None:
+        """The same if there are ranks for the draft."""
+        found = self.speculation
+        return found if found is not None and found.held and self.draft.enabled else None
+
+    @property
+    def _division(self) -> Division:
+        said = {"model": self.draft.model, "revision": self.draft.revision}
+        return divide(from_table(self.engine_args), {k: v for k, v in said.items() if v})
+
+    @property
+    def layout_mode(self) -> Layout:
+        """The layout of vLLM's weights; "auto" is the first that the memory can hold."""
+        return resolved(Layout(self.layout), Builder(self.builder), self.backend)
+
+    @property
     def instances(self) -> tuple[Instance, ...]:
-        """The rank daemons of the group, in the order of ranks."""
-        return tuple(Instance(DeviceId(device)) for device in self.gpus)
+        """The rank daemons of the group: its targets in the order of ranks, then its drafts."""
+        devices = tuple(map(DeviceId, self.gpus))
+        return instances(devices, self.parallel.parallel, drafts=self.drafted is not None)
 
     @property
     def allowed(self) -> Access:
@@ -200,10 +229,13 @@ def judge(document: Document) -> tuple[Group | None, list[Fault]]:
     """The group that a file describes, or all that is wrong with the file."""
     origin = str(document.path)
     layers = Layers()
-    layers.lay(origin, {"name": document.path.stem, **document.table})
+    layers.lay(origin, {"name": document.path.stem})
+    layers.lay(origin, layers_of(document).values)
     group, faults = validated(Group, layers, origin)
-    checks = (_contradicting, _misread, _miscounted, _drafted)
+    faults = [where_written(fault, document) for fault in faults]
+    checks = (_contradicting, _misread, _miscounted, _laid_out)
     faults += [fault for check in checks if (fault := check(document))]
+    faults += [*engine_faults(document), *draft_faults(document)]
     return (None if faults else group), faults
 
 
@@ -216,7 +248,7 @@ def claims(document: Document) -> tuple[str, list[str]]:
 
 def _miscounted(document: Document) -> Fault | None:
     """The fault of sizes that do not make as many ranks as there are devices, if both are known."""
-    gpus, sizes = document.table.get("gpus"), document.table.get("parallel", {})
+    gpus, sizes = document.table.get("gpus"), layers_of(document).values.get("parallel", {})
     if not isinstance(gpus, list) or not isinstance(sizes, dict) or ALL in gpus:
         return None
     layers = Layers()
@@ -252,7 +284,7 @@ def _contradicting(document: Document) -> Fault | None:
             f"lists devices of several kinds: {named} (a group's ranks hold their weights alike: "
             "in host memory, or in that of one vendor's GPUs)",
         )
-    if kinds and memory in set(Memory) - kinds:
+    if kinds and memory in [kind for kind in Memory if kind not in kinds]:
         remedy = f'write "{min(kinds)}", or leave the key out'
         return Fault(
             str(document.path), "memory", f"is {memory!r}, but gpus lists {named} ({remedy})"
@@ -261,7 +293,10 @@ def _contradicting(document: Document) -> Fault | None:
 
 
 def _misread(document: Document) -> Fault | None:
-    """The fault of a reader that cannot fill the memory of the devices."""
+    """The fault of a reader that cannot fill the memory of the devices, or has nothing to read."""
+    if document.table.get("builder") == "vllm" and document.table.get("reader", "pread") != "pread":
+        text = "vLLM reads by itself (leave the key out, and set load-format in engine_args)"
+        return Fault(str(document.path), "reader", text)
     _, devices = claims(document)
     kinds = {_memory_of(device) for device in devices if _is_device(device)}
     if document.table.get("reader") != "instanttensor" or kinds <= {Memory.CUDA}:
@@ -273,17 +308,23 @@ def _misread(document: Document) -> Fault | None:
     )
 
 
+def _laid_out(document: Document) -> Fault | None:
+    """The fault of a layout that the builder or the memory of the devices does not have."""
+    layout = str(document.table.get("layout", "auto"))
+    builder = str(document.table.get("builder", "native"))
+    _, devices = claims(document)
+    kinds = {_memory_of(device) for device in devices if _is_device(device)}
+    if layout not in set(Layout) or builder not in set(Builder) or len(kinds) != 1:
+        return None
+    try:
+        resolved(Layout(layout), Builder(builder), kinds.pop())
+    except ConfigError as error:
+        return Fault(str(document.path), "layout", str(error))
+    return None
+
+
 def _is_device(text: str) -> bool:
     try:
         return bool(device_id(text)) and is_full(text)
     except ConfigError:
         return False
-
-
-def _drafted(document: Document) -> Fault | None:
-    """The fault of a [draft] without a key in it, which systemd would start ranks for."""
-    if document.table.get("draft") != {}:
-        return None
-    return Fault(
-        str(document.path), "draft", "draft models: not in this version (remove the table)"
-    )

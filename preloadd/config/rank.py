@@ -9,8 +9,16 @@ from preloadd.config.files import GROUPS, Document
 from preloadd.config.group import Group, claims
 from preloadd.config.host import HostSettings, Survey, require_host, survey
 from preloadd.domain.ids import Instance, Role
-from preloadd.domain.placement import place
-from preloadd.domain.settings import Builder, Digest, ModelSettings, RankSettings, Reader
+from preloadd.domain.placement import peers, place
+from preloadd.domain.settings import (
+    Builder,
+    Digest,
+    ModelSettings,
+    RankSettings,
+    Reader,
+    Source,
+    Sources,
+)
 from preloadd.errors import ConfigError
 
 Locate = Callable[[str, str], Path]
@@ -37,28 +45,47 @@ def rank_settings(
     host: HostSettings, group: Group, instance: Instance, locate: Locate
 ) -> RankSettings:
     """The settings of `instance`, which is one of `group`. Local rank n is the n-th device."""
+    sources = _sources(group, locate)
+    own = sources.own(instance.role)
     return RankSettings(
         group=group.name,
         instance=str(instance),
         socket_dir=host.socket_dir,
         derived=False,
         model=ModelSettings(
-            path=str(locate(group.model, group.revision)),
-            name=group.model,
-            revision=group.revision,
+            path=own.path,
+            name=own.name,
+            revision=own.revision,
             builder=Builder(group.builder),
             memory=group.backend,
             reader=Reader(group.reader),
             digest=Digest(group.digest),
             chunk_bytes=group.largest_chunk,
-            placement=place(group.parallel.parallel, group.instances.index(instance)),
+            placement=place(group.parallel.parallel, group.gpus.index(instance.device)),
+            engine_args=group.arguments,
+            layout=group.layout_mode,
+            partner=sources.partner(instance.role),
         ),
         access=group.allowed,
         deadlines=host.deadlines.deadlines,
-        peers=tuple(str(peer) for peer in group.instances if peer != instance),
+        peers=peers(instance, group.instances),
         log_level=host.log_level,
         python=group.python,
     )
+
+
+def _sources(group: Group, locate: Locate) -> Sources:
+    """Where the models lie; ModelNotFound. A draft without a name is in the target's checkpoint."""
+    target, drafted = _source(group.model, group.revision, locate), group.drafted
+    if drafted is None:
+        return Sources(target)
+    if not drafted.model:
+        return Sources(target, target)
+    return Sources(target, _source(drafted.model, drafted.revision, locate))
+
+
+def _source(name: str, revision: str, locate: Locate) -> Source:
+    return Source(str(locate(name, revision)), name, revision)
 
 
 def _group_of(found: Survey, instance: Instance, preferred: str) -> Group:
@@ -66,7 +93,8 @@ def _group_of(found: Survey, instance: Instance, preferred: str) -> Group:
     claimants = {}
     for file in found.groups:
         name, devices = claims(Document(file.path, file.table))
-        if instance.device in devices and instance.role is Role.TARGET:
+        # One with faults may well be meant to have a draft there.
+        if instance.device in devices and (file.group is None or _has(file.group, instance)):
             claimants[file.path] = (name, file.group)
     if len(claimants) > 1:
         claimants = {p: c for p, c in claimants.items() if c[0] == preferred} or claimants
@@ -79,12 +107,19 @@ def _group_of(found: Survey, instance: Instance, preferred: str) -> Group:
     return groups[0]
 
 
+def _has(group: Group, instance: Instance) -> bool:
+    return instance.role is Role.TARGET or instance in group.instances
+
+
 def _unclaimed(found: Survey, instance: Instance) -> ConfigError:
     """What to raise for an instance of no group; one in a file with faults may be its own."""
     names = sorted({claims(Document(file.path, file.table))[0] for file in found.groups})
+    lacks = f"no group has {instance} among its gpus"
+    if instance.role is Role.DRAFT:
+        lacks = f"no group has a draft that is held on {instance.device}"
     line = (
-        f"{found.folder / GROUPS}: no group has {instance} among its gpus (groups: "
-        f"{', '.join(names) or 'none'}; add it to one, or stop preloadd@{instance}.service)"
+        f"{found.folder / GROUPS}: {lacks} (groups: {', '.join(names) or 'none'}; add it to one, "
+        f"or stop preloadd@{instance}.service)"
     )
     readable = {str(file.path) for file in found.groups}
     unread = [

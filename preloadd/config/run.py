@@ -5,7 +5,7 @@ Nothing deeper sees an unchecked value. The names of fields are the names of fla
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -21,18 +21,25 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
+from preloadd.config.arguments import from_words
+from preloadd.config.drafts import Speculation
 from preloadd.config.strict import MAX_RANKS, ChunkBytes, LogLevel, Size
+from preloadd.config.vllm import Division, divide
 from preloadd.domain.ids import DeviceId, Instance
-from preloadd.domain.placement import ExpertPlacement, Parallel, place
+from preloadd.domain.placement import ExpertPlacement, Parallel, instances, peers, place
 from preloadd.domain.settings import (
     CHUNK_BYTES,
     Access,
     Builder,
     Digest,
+    Layout,
     Memory,
     ModelSettings,
     RankSettings,
     Reader,
+    Source,
+    Sources,
+    resolved,
 )
 from preloadd.errors import ConfigError
 
@@ -56,6 +63,19 @@ def _split(value: object) -> object:
     return tuple(value.split(",")) if isinstance(value, str) else value
 
 
+def _once(value: object) -> object:
+    """What was said several times, if it was the same."""
+    if not isinstance(value, list | tuple):
+        return value
+    said = {str(each): each for each in value}
+    if len(said) > 1:
+        raise ValueError(f"is given with different values, {' and '.join(said)}: keep one")
+    return next(iter(said.values()))
+
+
+_Once = BeforeValidator(_once)
+
+
 @dataclass(frozen=True, slots=True)
 class Chosen:
     """Where the weights of a group will live: the memory, and the device of each rank in order.
@@ -67,18 +87,14 @@ class Chosen:
     devices: tuple[DeviceId, ...]
     told: str
 
-    @property
-    def instances(self) -> tuple[Instance, ...]:
-        """The rank daemons of the group, in the order of ranks: all on this host."""
-        return tuple(map(Instance, self.devices))
-
 
 class RunOptions(BaseModel):
-    """The flags of `preloadd run`, which arrive as text. Sizes are bytes."""
+    """The flags of `preloadd run`, which arrive as text. Sizes are bytes. `engine_args` are vLLM's
+    own ones in canonical form."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    model: _Text
+    model: Annotated[_Text, _Once]
     revision: str = ""
     builder: Builder = Builder.NATIVE
     memory: Literal["auto", "host", "cuda", "hip"] = "auto"
@@ -86,18 +102,21 @@ class RunOptions(BaseModel):
     reader: Reader = Reader.PREAD
     digest: Digest = Digest.SAMPLED
     chunk_bytes: ChunkBytes | None = None
-    tensor_parallel_size: Size = 1
-    pipeline_parallel_size: Size = 1
-    enable_expert_parallel: bool = False
-    expert_placement_strategy: ExpertPlacement = ExpertPlacement.LINEAR
+    layout: Layout = Layout.AUTO
+    tensor_parallel_size: Annotated[Size, _Once] = 1
+    pipeline_parallel_size: Annotated[Size, _Once] = 1
+    enable_expert_parallel: Annotated[bool, _Once] = False
+    expert_placement_strategy: Annotated[ExpertPlacement, _Once] = ExpertPlacement.LINEAR
     weight_cache_socket_dir: Annotated[Path | None, BeforeValidator(_absolute)] = None
     weight_cache_health_host: _Text = "127.0.0.1"
     weight_cache_health_port: Annotated[int | None, Field(ge=0, le=65535)] = None
     access_group: tuple[_Text, ...] = ()
     access_user: tuple[_Text, ...] = ()
+    no_draft: bool = False
     restart_ranks: bool = False
     python: str = ""
     log_level: LogLevel = "info"
+    engine_args: tuple[str, ...] = ()
 
     @model_validator(mode="after")
     def _placeable(self) -> Self:
@@ -121,6 +140,30 @@ class RunOptions(BaseModel):
             )
         return self
 
+    @model_validator(mode="after")
+    def _buildable(self) -> Self:
+        native = self.builder is Builder.NATIVE
+        if native and self.engine_args:
+            raise ValueError(f"{self.engine_args[0]}: add --builder vllm, whose option this is")
+        if not native and self.reader is not Reader.PREAD:
+            raise ValueError(
+                f"--reader {self.reader} and --builder vllm: vLLM reads by itself: leave out "
+                "--reader, and choose with --load-format"
+            )
+        if native or self.memory != "auto":
+            try:
+                self.layout_in(Memory.HOST if self.memory == "auto" else Memory(self.memory))
+            except ConfigError as error:
+                raise ValueError(str(error)) from None
+        return self
+
+    def layout_in(self, memory: Memory) -> Layout:
+        """The layout of weights in `memory`; ConfigError if there is none such."""
+        try:
+            return resolved(self.layout, self.builder, memory)
+        except ConfigError as error:
+            raise ConfigError(f"--layout: {error}") from None
+
     @property
     def parallel(self) -> Parallel:
         """The sizes of the group."""
@@ -132,17 +175,50 @@ class RunOptions(BaseModel):
         )
 
     @property
+    def speculation(self) -> Speculation | None:
+        """What vLLM is told of speculative decoding."""
+        return divide(from_words(self.engine_args)).speculation
+
+    @property
+    def drafted(self) -> Speculation | None:
+        """What is said of the draft if there are ranks for it."""
+        found = self.speculation
+        return found if found is not None and found.held and not self.no_draft else None
+
+    def instances(self, chosen: Chosen) -> tuple[Instance, ...]:
+        """The rank daemons of the group, all on this host: targets in their order, then drafts."""
+        return instances(chosen.devices, self.parallel, drafts=self.drafted is not None)
+
+    @property
     def access(self) -> Access:
         """Who may attach besides root and this user."""
         return Access(groups=self.access_group, users=self.access_user)
 
 
-def parse_run(given: Mapping[str, object]) -> RunOptions:
-    """The options in `given`, keyed by field name; ConfigError with one line for every fault."""
+def parse_run(given: Mapping[str, object], engine: Iterable[str] = ()) -> RunOptions:
+    """The options in `given`, keyed by field name, and what a command line says to the `engine`.
+
+    ConfigError with one line for every fault.
+    """
+    division = divide(from_words(engine))
+    faults = [f"{wrong.written or flag('engine_args')}: {wrong.text}" for wrong in division.wrong]
+    options = None
     try:
-        return RunOptions.model_validate(given)
+        options = RunOptions.model_validate(_with_sizes(given, division))
     except ValidationError as error:
-        raise ConfigError("\n".join(_told(fault) for fault in error.errors())) from None
+        faults = [*map(_told, error.errors()), *faults]
+    if options is None or faults:
+        raise ConfigError("\n".join(faults))
+    return options
+
+
+def _with_sizes(given: Mapping[str, object], division: Division) -> dict[str, object]:
+    """`given` with the engine's arguments; each size is there as often as somebody said it."""
+    said = {**given, "engine_args": division.words}
+    for size in division.sizes:
+        before = said.get(size.key, ())
+        said[size.key] = (*(before if isinstance(before, list | tuple) else [before]), size.value)
+    return said
 
 
 def flag(name: str) -> str:
@@ -155,29 +231,31 @@ def rank_settings(
     chosen: Chosen,
     *,
     model: Path,
+    draft: Path | None = None,
     socket_dir: Path,
     derived: bool,
     python: str = "",
 ) -> tuple[RankSettings, ...]:
-    """The settings of every rank of the group, in the order of ranks.
+    """The settings of every rank of the group: targets in the order of ranks, then drafts.
 
-    `model` is the local folder that `options.model` was resolved to, `python` the loaders'
-    interpreter ('' for that of the ranks).
+    `model` is the local folder that `options.model` was resolved to, `draft` that of a draft which
+    is not in it; `python` the loaders' interpreter ('' for that of the ranks).
     """
     group = _group_name(options.model, model)
+    everybody, sources = options.instances(chosen), _sources(options, model, draft)
     return tuple(
         RankSettings(
             group=group,
             instance=str(instance),
             socket_dir=str(socket_dir),
             derived=derived,
-            model=_model_settings(options, chosen.memory, model, rank),
+            model=_model_settings(options, chosen, instance, sources),
             access=options.access,
-            peers=tuple(str(peer) for peer in chosen.instances if peer != instance),
+            peers=peers(instance, everybody),
             log_level=options.log_level,
             python=python,
         )
-        for rank, instance in enumerate(chosen.instances)
+        for instance in everybody
     )
 
 
@@ -187,17 +265,32 @@ def _group_name(written: str, path: Path) -> str:
     return path.name if last in ("", ".", "..") else last
 
 
-def _model_settings(options: RunOptions, memory: Memory, model: Path, rank: int) -> ModelSettings:
+def _sources(options: RunOptions, model: Path, draft: Path | None) -> Sources:
+    target, drafted = Source(str(model), options.model, options.revision), options.drafted
+    if drafted is None:
+        return Sources(target)
+    if draft is None:
+        return Sources(target, target)
+    return Sources(target, Source(str(draft), drafted.model, drafted.revision))
+
+
+def _model_settings(
+    options: RunOptions, chosen: Chosen, instance: Instance, sources: Sources
+) -> ModelSettings:
+    own, memory = sources.own(instance.role), chosen.memory
     return ModelSettings(
-        path=str(model),
-        name=options.model,
-        revision=options.revision,
+        path=own.path,
+        name=own.name,
+        revision=own.revision,
         builder=options.builder,
         memory=memory,
         reader=options.reader,
         digest=options.digest,
         chunk_bytes=int(options.chunk_bytes or CHUNK_BYTES[memory]),
-        placement=place(options.parallel, rank),
+        placement=place(options.parallel, chosen.devices.index(instance.device)),
+        engine_args=options.engine_args,
+        layout=options.layout_in(memory),
+        partner=sources.partner(instance.role),
     )
 
 

@@ -51,13 +51,17 @@ class Device:
 class Probe:
     """All GPUs that a process sees, in the order of their numbers there.
 
-    `problem` says why there are none; `hint` what else to know about what is (not) seen.
+    `problem` says why there are none, `amd_problem` why there are none of AMD's where `problem` is
+    about others; `hint` what else to know about what is (not) seen. `answered` is False where
+    nobody could look: then there may be GPUs all the same.
     """
 
     devices: tuple[Device, ...] = ()
     driver: str = ""
     problem: str = ""
     hint: str = ""
+    amd_problem: str = ""
+    answered: bool = True
 
 
 def choose(probe: Probe, wanted: Sequence[str], count: int) -> tuple[DeviceId, ...]:

@@ -7,6 +7,7 @@ its files are the very files the loader read, nothing has to be read (see `diffe
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,9 @@ Key = NewType("Key", dict[str, str])
 
 CHECKPOINT = "checkpoint"
 """The field that names the content: `<method>:<hex digest>`; empty where it was not read."""
+
+MAX_VALUE = 2048
+"""Characters of a field's value that travel as they are."""
 
 ABSENT = "(absent)"
 """What a difference shows for the side that lacks the field."""
@@ -43,6 +47,13 @@ def canonical(value: object) -> str:
     if isinstance(value, str):
         return value
     return json.dumps(_plain(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
+def bounded(text: str, limit: int = MAX_VALUE) -> str:
+    """`text`, or a digest of it where it would crowd everything else out of a packet."""
+    if len(text) <= limit:
+        return text
+    return f"blake2b:{hashlib.blake2b(text.encode(), digest_size=32).hexdigest()}"
 
 
 def _plain(value: object) -> object:

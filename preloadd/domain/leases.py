@@ -1,4 +1,4 @@
-"""Leases: who is attached to which generation, and who may free it."""
+"""Leases: who is attached to which generation, who may free it, and when."""
 
 from __future__ import annotations
 
@@ -59,3 +59,40 @@ def may_release(leases: Iterable[Lease], asker: LeaseId | None, *, operator: boo
         names = ", ".join(f"{lease.client} (pid {lease.pid})" for lease in [*held.values()][:5])
         return f"{len(held)} other engine(s) hold the weights: {names}"
     return None
+
+
+class Profilers:
+    """Leases whose engines measure how much memory of their device is free.
+
+    What is freed meanwhile would count as theirs, so nothing is. Each is believed for `patience`
+    seconds from when it said so last. Times are monotonic seconds.
+    """
+
+    def __init__(self, patience: float) -> None:
+        self._patience = patience
+        self._until: dict[LeaseId, float] = {}
+
+    def begin(self, lease: LeaseId, now: float) -> float:
+        """A lease profiles from now on; until when it is believed."""
+        self._until[lease] = now + self._patience
+        return self._until[lease]
+
+    def resume(self, lease: LeaseId, until: float, now: float) -> None:
+        """A lease told an earlier daemon, which would have believed it so long."""
+        self._until[lease] = min(until, now + self._patience)
+
+    def end(self, lease: LeaseId) -> bool:
+        """A lease profiles no more; whether it had begun."""
+        return self._until.pop(lease, None) is not None
+
+    def active(self, now: float) -> set[LeaseId]:
+        """Those that profile now."""
+        return {lease for lease, until in self._until.items() if until > now}
+
+    def wait(self, now: float, *, but: LeaseId | None = None) -> float:
+        """Seconds after which nothing hinders freeing memory, if none ends or begins before.
+
+        Whoever asks for it does not hinder itself: `but` does not count.
+        """
+        left = (until - now for lease, until in self._until.items() if lease != but)
+        return max(0.0, max(left, default=0.0))

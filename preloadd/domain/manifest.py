@@ -31,11 +31,12 @@ MAX_ARTIFACT_BYTES = 16 << 20
 
 
 class Kind(IntEnum):
-    """What a name is in the model."""
+    """What a name is in the model. A hidden tensor lies in a plain object, unknown to torch."""
 
     PARAMETER = 0
     BUFFER = 1
     NON_PERSISTENT_BUFFER = 2
+    HIDDEN = 3
 
 
 @dataclass(frozen=True, slots=True)

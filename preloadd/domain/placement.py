@@ -5,10 +5,11 @@ Order of ranks is vLLM's: data, pipeline, tensor, the last one fastest.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from preloadd.domain.ids import DeviceId, Instance, Role
 from preloadd.errors import ConfigError
 
 
@@ -72,6 +73,11 @@ class Placement:
             raise ConfigError("\n".join(faults))
 
     @property
+    def last_stage(self) -> bool:
+        """Whether this rank is one of those that the last layers are on."""
+        return self.pipeline_rank == self.parallel.pipeline - 1
+
+    @property
     def undivided(self) -> bool:
         """Whether this rank holds the whole model."""
         return self.parallel.tensor * self.parallel.pipeline * self.expert_size == 1
@@ -97,6 +103,28 @@ def place(parallel: Parallel, rank: int) -> Placement:
     rank, tensor_rank = divmod(rank, parallel.tensor)
     data_rank, pipeline_rank = divmod(rank, parallel.pipeline)
     return Placement(parallel, tensor_rank, pipeline_rank, data_rank)
+
+
+def instances(
+    devices: Sequence[DeviceId], parallel: Parallel, *, drafts: bool
+) -> tuple[Instance, ...]:
+    """The rank daemons of a group whose global rank n is on the n-th device: its targets in order,
+    then with `drafts` those of the draft model.
+
+    Engines draft where the target's last layers are, and load no draft elsewhere (source: the model
+    runners of vLLM).
+    """
+    drafting = [d for n, d in enumerate(devices) if drafts and place(parallel, n).last_stage]
+    targets = map(Instance, devices)
+    return (*targets, *(Instance(device, Role.DRAFT) for device in drafting))
+
+
+def peers(instance: Instance, group: Iterable[Instance]) -> tuple[str, ...]:
+    """The ranks without which no engine can use this one: those that hold the rest of its model.
+
+    Target and draft are asked for one after the other, and either of them may come from disk.
+    """
+    return tuple(str(p) for p in group if p.role is instance.role and p != instance)
 
 
 def experts_of(placement: Placement, experts: int) -> Sequence[int]:

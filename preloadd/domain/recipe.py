@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 
 from preloadd.domain.files import FileIdentity
+from preloadd.domain.ids import Role
 from preloadd.domain.key import Difference, canonical, differences
-from preloadd.domain.settings import Builder, RankSettings
+from preloadd.domain.settings import Builder, RankSettings, Versions
 
 LAYOUT = 1
 """Raised only when arena bytes or the manifest format change, so that an upgrade adopts."""
 
-BUILDER_VERSIONS = {Builder.NATIVE: "1"}
+BUILDER_VERSIONS = {Builder.NATIVE: "1", Builder.VLLM: "1"}
 """Raised when a builder puts other bytes under the same name than before."""
+
+UNKNOWN = "unknown"
+"""The version of what could not be found."""
+
+_VERSIONS = tuple(field.name for field in fields(Versions))
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +38,12 @@ def recipe_of(settings: RankSettings, files: Iterable[FileIdentity]) -> Recipe:
     """The recipe that `settings` and the checkpoint's `files` make.
 
     The model's path is no field: the same files under another name are the same weights. Nor is
-    the size of chunks, which makes no other weights.
+    the size of chunks, which makes no other weights. Of a draft's target, whose configuration has a
+    part in what becomes of the draft, the path stands for its files, unless those are its own.
     """
     model = settings.model
     placement = model.placement
-    fields = {
+    told = {
         "builder": model.builder.value,
         "builder_version": BUILDER_VERSIONS[model.builder],
         "device": settings.parsed_instance.device,
@@ -55,16 +62,27 @@ def recipe_of(settings: RankSettings, files: Iterable[FileIdentity]) -> Recipe:
         "revision": model.revision,
         "role": settings.parsed_instance.role.value,
     }
-    return Recipe(fields, tuple(sorted(files)), model.path)
+    if model.builder is Builder.VLLM:
+        told |= {"engine_args": canonical(model.engine_args), "weight_layout": model.layout.value}
+        if settings.parsed_instance.role is Role.DRAFT and model.partner is not None:
+            told["target"] = model.partner.path if model.partner.path != model.path else ""
+        told |= {name: found or UNKNOWN for name, found in asdict(settings.versions).items()}
+    return Recipe(told, tuple(sorted(files)), model.path)
 
 
 def changes(parked: Recipe, wanted: Recipe) -> tuple[Difference, ...]:
     """What differs between the recipe of a parked generation and the one wanted now.
 
     Empty means: adopt. `daemon` in each difference is the parked value, `engine` the wanted one.
-    Where the wanted files are not known (none are listed), only their path can tell.
+    Where the wanted files are not known (none are listed), only their path can tell. A version that
+    is not known now, maybe in the middle of an upgrade, says nothing against weights that are
+    there: engines compare keys.
     """
-    found = list(differences(parked.fields, wanted.fields))
+    found = [
+        difference
+        for difference in differences(parked.fields, wanted.fields)
+        if not (difference.field in _VERSIONS and difference.engine == UNKNOWN)
+    ]
     if not wanted.files and parked.model != wanted.model:
         found.append(Difference("model", parked.model, wanted.model))
     if wanted.files and sorted(parked.files) != sorted(wanted.files):

@@ -10,8 +10,9 @@ from enum import StrEnum
 
 from preloadd.domain.access import Policy
 from preloadd.domain.files import FileIdentity
-from preloadd.domain.ids import Instance
+from preloadd.domain.ids import Instance, Role
 from preloadd.domain.placement import Parallel, Placement
+from preloadd.errors import ConfigError
 
 
 class Memory(StrEnum):
@@ -27,9 +28,51 @@ CHUNK_BYTES: dict[Memory, int] = {Memory.HOST: 1 << 30, Memory.CUDA: 4 << 30, Me
 
 
 class Builder(StrEnum):
-    """What fills an arena."""
+    """What fills an arena: the checkpoint's own bytes, or what vLLM makes of them."""
 
     NATIVE = "native"
+    VLLM = "vllm"
+
+
+class Layout(StrEnum):
+    """In which form the weights of vLLM lie: see `LAYOUTS`.
+
+    `processed`: after vLLM's post-processing. `plain`: the same, but for weights of linear layers,
+    which stay ordinary tensors. `raw`: before it; every engine processes for itself.
+    """
+
+    AUTO = "auto"
+    PROCESSED = "processed"
+    PLAIN = "plain"
+    RAW = "raw"
+
+
+LAYOUTS: dict[Memory, tuple[Layout, ...]] = {
+    Memory.HOST: (Layout.PLAIN, Layout.RAW),
+    Memory.CUDA: (Layout.PROCESSED,),
+    Memory.HIP: (Layout.PROCESSED,),
+}
+"""What layouts each memory can hold; `auto` is the first of them."""
+
+
+def resolved(asked: Layout, builder: Builder, memory: Memory) -> Layout:
+    """The layout that is meant; ConfigError if there is none such."""
+    if builder is not Builder.VLLM:
+        if asked is not Layout.AUTO:
+            raise ConfigError(
+                f"{asked.value!r} is a layout of vLLM's weights, and the builder is "
+                f"{builder.value!r} (leave it out, or choose the builder 'vllm')"
+            )
+        return asked
+    possible = LAYOUTS[memory]
+    if asked is Layout.AUTO:
+        return possible[0]
+    if asked not in possible:
+        raise ConfigError(
+            f"{asked.value!r} is no layout in {memory.value} memory (leave it out, or choose "
+            f"{' or '.join(repr(layout.value) for layout in possible)})"
+        )
+    return asked
 
 
 class Reader(StrEnum):
@@ -57,17 +100,49 @@ class Access:
 @dataclass(frozen=True, slots=True)
 class Deadlines:
     """Seconds. `speak`: until a connection's first request; `send`: until a reply left the socket;
-    `silence`: how long a loader may report no progress; `stop`: from SIGTERM to SIGKILL."""
+    `silence`: how long a loader may report no progress; `stop`: from SIGTERM to SIGKILL;
+    `profiling`: how long an engine that measures free memory may keep others from freeing any."""
 
     speak: float = 10.0
     send: float = 10.0
     silence: float = 300.0
     stop: float = 10.0
+    profiling: float = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A checkpoint: its local folder, hub ids resolved, and what the user wrote to name it."""
+
+    path: str
+    name: str
+    revision: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """The checkpoints of a group: the target's, and the draft's if ranks hold that."""
+
+    target: Source
+    draft: Source | None = None
+
+    def own(self, role: Role) -> Source:
+        """What a rank of this role loads."""
+        return self.draft or self.target if role is Role.DRAFT else self.target
+
+    def partner(self, role: Role) -> Source | None:
+        """What a rank of this role has beside it."""
+        return self.target if role is Role.DRAFT else self.draft
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSettings:
-    """What is loaded. `path` is a local folder, hub ids resolved; `name` what the user wrote."""
+    """What is loaded. `path` is a local folder, hub ids resolved; `name` what the user wrote.
+
+    For the builder vllm, `engine_args` are vLLM's own arguments in canonical form, without what
+    other fields say, and `layout` is never `auto`. Native, there are neither. `partner` is the
+    other model of a speculation: the target of a draft, and the draft of a target if ranks hold it.
+    """
 
     path: str
     name: str
@@ -78,6 +153,19 @@ class ModelSettings:
     digest: Digest = Digest.SAMPLED
     chunk_bytes: int = 1 << 30
     placement: Placement = field(default_factory=lambda: Placement(Parallel()))
+    engine_args: tuple[str, ...] = ()
+    layout: Layout = Layout.AUTO
+    partner: Source | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Versions:
+    """What is installed for the loader's interpreter, by the names of distributions; '' where that
+    was not looked for, or not found."""
+
+    vllm: str = ""
+    torch: str = ""
+    transformers: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +174,8 @@ class RankSettings:
 
     `derived` says that the socket directory was found by preloadd's own search order, so that
     stricter rules hold for it (see `linux.paths`). `peers` are the other instances of the group on
-    this host; `python` is the loader's interpreter, '' the rank's own.
+    this host that have its role; `python` is the loader's interpreter, '' the rank's own; the rank
+    itself fills in its `versions`.
     """
 
     group: str
@@ -100,6 +189,7 @@ class RankSettings:
     peers: tuple[str, ...] = ()
     log_level: str = "info"
     python: str = ""
+    versions: Versions = Versions()
 
     @property
     def parsed_instance(self) -> Instance:

@@ -19,12 +19,16 @@ from preloadd.memory.api import DeviceBuffer, Mapper, Mapping
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What makes two arenas the same memory: a generation lies on one device, in these chunks."""
+    """What makes two arenas the same memory: a generation lies on one device, in these chunks.
+
+    One that is mapped `private` may have been written to, so it is another one than the shared.
+    """
 
     backend: str
     device: DeviceId
     generation: str
     chunks: tuple[int, ...]
+    private: bool = False
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -99,8 +103,13 @@ class Share:
         """What the mapping says: False."""
         return self._mapping.writable
 
+    @property
+    def private_nbytes(self) -> int:
+        """Bytes that this process wrote to, whichever attachment's views it used for that."""
+        return self._mapping.private_nbytes
+
     def chunk(self, index: int) -> memoryview | DeviceBuffer:
-        """The bytes of one chunk, read-only."""
+        """The bytes of one chunk, read-only unless mapped private."""
         return self._mapping.chunk(index)
 
     def read(self, index: int, offset: int, nbytes: int) -> bytes:

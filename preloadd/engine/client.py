@@ -13,7 +13,7 @@ from pathlib import Path
 
 from preloadd.domain.amounts import percent
 from preloadd.domain.files import FileIdentity
-from preloadd.domain.ids import DeviceId, Role
+from preloadd.domain.ids import DeviceId, Instance, Role
 from preloadd.domain.key import ABSENT, CHECKPOINT, Key, differences, digest_method
 from preloadd.domain.leases import Mode
 from preloadd.domain.manifest import Manifest
@@ -21,6 +21,7 @@ from preloadd.domain.settings import Memory
 from preloadd.engine.arenas import ARENAS, Arenas, Identity, Share, unless_in_use
 from preloadd.engine.discovery import Candidate, candidates, found, trusted_users
 from preloadd.engine.options import Options
+from preloadd.engine.watch import Line, Watcher
 from preloadd.errors import (
     AccessDenied,
     AttachError,
@@ -28,6 +29,7 @@ from preloadd.errors import (
     ErrorCode,
     InsecurePath,
     Mismatch,
+    PreloadError,
     ProtocolViolation,
     Unavailable,
 )
@@ -66,22 +68,62 @@ class Wanted:
 
 
 class Attachment:
-    """Weights mapped read-only, and the connection that holds them. Owns the connection, and its
-    share of the mapping: other attachments in this process may have theirs."""
+    """Mapped weights, and the connection that holds them. Owns the connection, and its share of the
+    mapping: other attachments in this process may have theirs. `line` is how to reach the daemon;
+    `patience` is how many seconds it may take to free memory."""
 
-    def __init__(self, client: Client, manifest: Manifest, arena: Share, timeout: float) -> None:
+    def __init__(
+        self,
+        client: Client,
+        granted: m.Granted,
+        manifest: Manifest,
+        arena: Share,
+        line: Line,
+        patience: float,
+    ) -> None:
         self.manifest = manifest
         self.arena = arena
         self._client = client
-        self._timeout = timeout
+        self._granted = granted
+        self._line = line
+        self._patience = max(patience, line.timeout)
+        self._watcher: Watcher | None = None
+
+    def watch(self) -> None:
+        """From now on, and until this is closed, have the log told when the daemon goes and comes
+        back. It has no effect on the weights, nor has it that no thread can be had for it."""
+        if self._watcher is not None:
+            return
+        try:
+            self._watcher = Watcher(self._line, self.manifest.generation)
+        except PreloadError as error:
+            log.warning("the daemon of %s is not watched: %s", self._line.name, error)
+
+    def profiling(self, *, active: bool) -> None:
+        """Tell the daemon that this engine measures from now on how much memory is free, so that
+        nothing is freed meanwhile; or that it does so no more.
+
+        A daemon that is older, or gone, is not told: the mapping is good without.
+        """
+        if not self._granted.profiling:
+            log.info("the daemon of %s is older and cannot spare who profiles", self._line.name)
+            return
+        try:
+            reply = self._client.call(m.Profiling(active=active), timeout=self._line.timeout).reply
+        except (PreloadError, OSError) as error:
+            log.info("the daemon could not be told of profiling: %s", error)
+            return
+        if isinstance(reply, (m.Refused, m.NotAvailable)):
+            log.info("the daemon does not spare who profiles: %s", reply.detail)
 
     def release(self) -> None:
         """Have the daemon free the weights, as copy mode does once it has its own.
 
-        Refusals are ignored: other engines hold them, and then they stay.
+        Refusals are ignored: other engines hold them, and then they stay. It may take a while, as
+        a daemon frees nothing while other engines measure how much memory is free.
         """
         try:
-            self._client.call(m.Release(), timeout=self._timeout)
+            self._client.call(m.Release(), timeout=self._patience)
         except (AttachError, ProtocolViolation) as error:
             log.info("the daemon could not be asked to free the weights: %s", error)
 
@@ -89,12 +131,17 @@ class Attachment:
         """Unmap, unless others share the mapping, and hang up. BufferError, and the lease stays,
         where it cannot be unmapped since tensors use the memory. DeviceFailed, and the lease is
         given back, where a GPU did not do it."""
-        with unless_in_use(self._client.close):
+        with unless_in_use(self._hang_up):
             self.arena.close()
 
     def abandon(self) -> None:
         """Hang up, and leave the mapping to whoever still uses it."""
         self.arena.abandon()
+        self._hang_up()
+
+    def _hang_up(self) -> None:
+        if self._watcher is not None:
+            self._watcher.stop()
         self._client.close()
 
 
@@ -134,25 +181,36 @@ def _attach(
     timeout = options.connect_timeout_s
     places = candidates(options, wanted.device, wanted.role, environ, uid)
     with ExitStack() as undo:
-        client = _connected(places, timeout)
+        client, place = _connected(places, timeout)
         undo.callback(client.close)
         with ExitStack() as received:
             granted = _granted(client, wanted, options.mode, timeout, received)
             manifest, arena = map_granted(*granted)
-        attachment = Attachment(client, manifest, arena, timeout)
+        line = Line(
+            str(Instance(wanted.device, wanted.role)),
+            partial(_reconnected, place, timeout),
+            timeout,
+        )
+        attachment = Attachment(client, granted[0], manifest, arena, line, options.state_timeout_s)
         undo.pop_all()
     return attachment
 
 
-def _connected(places: Sequence[Candidate], timeout: float) -> Client:
+def _connected(places: Sequence[Candidate], timeout: float) -> tuple[Client, Candidate]:
     """A connection to the first daemon that listens. A socket whose daemon has ended hides none."""
     silent: list[Unavailable] = []
     for place in found(places):
         try:
-            return connect(place.path, timeout=timeout, check=partial(_check_listener, place.path))
+            check = partial(_check_listener, place.path)
+            return connect(place.path, timeout=timeout, check=check), place
         except Unavailable as error:
             silent.append(error)
     raise Unavailable(silent[0].reason, "; ".join(map(str, silent)))
+
+
+def _reconnected(place: Candidate, timeout: float) -> Client:
+    """Another connection to the daemon at a place where one was found."""
+    return _connected([place], timeout)[0]
 
 
 def _check_listener(path: Path, sock: socket.socket) -> None:
@@ -206,7 +264,9 @@ def _map(
     if (manifest.generation, manifest.chunks) != (granted.generation, granted.chunks):
         raise DamagedManifest("the daemon granted other chunks than its manifest describes")
     _check_wanted(manifest, wanted, key)
-    identity = Identity(manifest.backend, wanted.device, manifest.generation, manifest.chunks)
+    identity = Identity(
+        manifest.backend, wanted.device, manifest.generation, manifest.chunks, mapper.private
+    )
     return manifest, arenas.share(identity, fds[1:], mapper)
 
 

@@ -10,28 +10,18 @@ from typing import Any
 from preloadd.domain.ids import DeviceId, Role
 from preloadd.domain.key import Key
 from preloadd.domain.placement import Parallel, Placement
-from preloadd.domain.settings import Digest, Memory
+from preloadd.domain.settings import Memory
+from preloadd.engine.checkpoint import EngineCheckpoint
 from preloadd.engine.client import Wanted
 from preloadd.frameworks.identity import native_key, stored_dtype
-from preloadd.weights.checkpoint import (
-    Checkpoint,
-    config_of,
-    content,
-    open_checkpoint,
-    read_config,
-    weights_identities_of,
-)
-from preloadd.weights.checkpoint.digest import METHODS
+from preloadd.weights.checkpoint import config_of, read_config
 
 WHOLE = Placement(Parallel())
 """The only rank of an undivided model."""
 
 
-class NativeCheckpoint:
-    """The engine's own copy of the checkpoint. Nothing is read before it is needed.
-
-    CheckpointError and ReadFailed as of `weights.checkpoint`.
-    """
+class NativeCheckpoint(EngineCheckpoint):
+    """A checkpoint of which an engine uses the bytes as they are stored."""
 
     def __init__(
         self,
@@ -41,16 +31,10 @@ class NativeCheckpoint:
         dtype: str = "auto",
         digest_cache: Path | None = None,
     ) -> None:
-        self.folder = folder
+        super().__init__(folder, digest_cache)
         self.config: dict[str, Any] = read_config(folder)
         self._revision = revision
         self._dtype = dtype
-        self._digest_cache = digest_cache
-
-    @cached_property
-    def opened(self) -> Checkpoint:
-        """The headers of all shards."""
-        return open_checkpoint(self.folder)
 
     @cached_property
     def stored_dtype(self) -> str:
@@ -84,14 +68,7 @@ class NativeCheckpoint:
                     kv_cache_skip_layers=kv_cache_skip_layers,
                 )
 
-        files = weights_identities_of(self.folder)
-        return Wanted(device, role, client, files, key, self._digest, memory)
+        return Wanted(device, role, client, self.files, key, self.digest, memory)
 
     def _nbytes_by_dtype(self) -> dict[str, int]:
         return self.opened.nbytes_by_dtype()
-
-    def _digest(self, method: str) -> str:
-        for digest, name in METHODS.items():
-            if name == method:
-                return content(self.opened, Digest(digest), self._digest_cache)
-        raise ValueError(f"a newer daemon identifies content by {method}")

@@ -29,8 +29,8 @@ class Options:
     daemon's socket; None finds it by device. `socket_dir`: the folder of sockets; None searches the
     usual ones. `mode`: map read-only, or copy and release. `fallback`: load from disk when there
     are no weights to attach; False waits up to `state_timeout_s` seconds for a daemon that is not
-    there or still loading, then raises. `connect_timeout_s`: seconds for one connection and for
-    each answer on it.
+    there or still loading, then raises. A daemon may take as long to free what was copied.
+    `connect_timeout_s`: seconds for one connection and for each answer on it.
     """
 
     memory: Where = Where.AUTO
@@ -76,7 +76,12 @@ def _one_of(choices: type[StrEnum], value: object) -> StrEnum:
     try:
         return choices(str(value))
     except ValueError:
-        raise ValueError(f"{value!r} is none of {', '.join(choices)}") from None
+        meaning = f" ({_MEANINGS[choices]})" if choices in _MEANINGS else ""
+        raise ValueError(f"{value!r} is none of {', '.join(choices)}{meaning}") from None
+
+
+_MEANINGS: dict[type[StrEnum], str] = {Where: "auto is the memory of the GPU"}
+"""What choices mean whose names do not say it."""
 
 
 def _flag(value: object) -> bool:

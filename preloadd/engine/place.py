@@ -23,7 +23,10 @@ from preloadd.memory.host import HostMapper
 from preloadd.memory.vmm import Driver, VmmMapper
 
 CPU = "cpu"
-_ASK_FOR_HOST = 'to attach to weights in host memory, give the option memory: "host"'
+_ASK_FOR_HOST = (
+    'to attach to weights in host memory, give options={"memory": "host"} (to vLLM, '
+    """--model-loader-extra-config '{"memory": "host"}')"""
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,25 +78,29 @@ def gpu_spot(device: str, platform: Platform) -> Spot:
     if not platform.cuda and not platform.hip:
         raise UnsupportedPlatformForIPCError(
             f"this engine's torch {platform.torch} is built for neither CUDA nor ROCm, so it has "
-            f"no GPU memory to share: install one that is, or, {_ASK_FOR_HOST}"
+            f"no GPU memory to share: install one that is; or, {_ASK_FOR_HOST}"
         )
     built = f"CUDA {platform.cuda}" if platform.cuda else f"ROCm {platform.hip}"
     if not platform.sees_gpu:
         raise UnsupportedPlatformForIPCError(
             f"this engine's torch {platform.torch} is built for {built} but sees no GPU: look at "
             f"the driver (nvidia-smi, rocm-smi), at CUDA_VISIBLE_DEVICES, and at the devices of "
-            f"its container, or, {_ASK_FOR_HOST}"
+            f"its container; or, {_ASK_FOR_HOST}"
         )
     return Spot(Memory.CUDA if platform.cuda else Memory.HIP, device or "cuda")
 
 
-def open_place(spot: Spot, environ: Mapping[str, str], rank: int = 0) -> Place:
+def open_place(
+    spot: Spot, environ: Mapping[str, str], rank: int = 0, *, private: bool = False
+) -> Place:
     """The device at `spot`, and its mapper. `rank` picks among several host devices.
 
+    `private` maps host memory copy-on-write, so that the engine may write to it. GPUs have no such
+    thing: their memory is read-only all the same.
     NoSuchDevice where the driver does not show the GPU or cannot share its memory, DeviceFailed.
     """
     if spot.memory is Memory.HOST:
-        return Place(spot, host_device(environ, rank), HostMapper())
+        return Place(spot, host_device(environ, rank), HostMapper(private=private))
     driver = _driver(spot.memory, int(spot.torch_device.partition(":")[2]))
     return Place(spot, driver.device, VmmMapper(driver))
 

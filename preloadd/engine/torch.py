@@ -52,6 +52,10 @@ class Weights(Owner):
             self._attachment.release()
             self._end(self._attachment)
 
+    def chunk(self, index: int) -> torch.Tensor:
+        """The bytes of one chunk, as uint8 of shape (nbytes,)."""
+        return self._chunks[index]
+
     def shares(self, tensor: torch.Tensor) -> bool:
         """Whether `tensor` lies in this arena, and not in memory of its own."""
         address = tensor.data_ptr()

@@ -39,6 +39,8 @@ from preloadd.weights.checkpoint.digest_cache import cache_folder_of
 
 log = logging.getLogger(__name__)
 
+Dtype = str | torch.dtype
+
 _PLANNED = ("auto", "balanced", "balanced_low_0", "sequential", "disk")
 """Values of `device_map` by which transformers itself decides what goes where."""
 
@@ -67,13 +69,14 @@ def from_pretrained(
     *,
     device: str | int | torch.device | None = None,
     revision: str | None = None,
-    dtype: str | torch.dtype = "auto",
+    dtype: Dtype | None = None,
     options: Mapping[str, Any] | None = None,
     **kwargs: Any,  # noqa: ANN401 - transformers' own
 ) -> PreTrainedModel:
     """A causal LM in evaluation mode, like `AutoModelForCausalLM.from_pretrained`.
 
     `device` is the GPU to use, torch's current one if None; `device_map` may name it instead.
+    `dtype` is that of the checkpoint if None or "auto"; `torch_dtype` is transformers' older name.
     `options` are those of `preloadd.engine.options.Options`; further arguments go to transformers.
     The attached weights are `model.preloadd`, and their lease ends with the model; without them
     that attribute is None, and so it is in a copy or pickle of the model, which has tensors of its
@@ -88,15 +91,16 @@ def from_pretrained(
     parsed = Options.parse(options or {})
     name = os.fspath(model)
     where = spot(parsed.memory, _device_of(device, kwargs))
+    wish = _dtype_of(dtype, kwargs)
     try:
         _require_plain(kwargs)
-        return _attached(name, revision or "", dtype, parsed, where, kwargs)
+        return _attached(name, revision or "", wish, parsed, where, kwargs)
     except PreloadError as error:
         if isinstance(error, ConfigError) or not parsed.fallback:
             raise
         log.warning("loading %s from disk: %s", name, error)
     loaded: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-        name, revision=revision or "main", dtype=dtype, **(_device_map(where) | kwargs)
+        name, revision=revision or "main", dtype=wish, **(_device_map(where) | kwargs)
     )
     return _holding(loaded, None)
 
@@ -118,6 +122,21 @@ def _device_of(device: str | int | torch.device | None, kwargs: dict[str, Any]) 
     return device_name(only)
 
 
+def _dtype_of(dtype: Dtype | None, kwargs: dict[str, Any]) -> Dtype:
+    """The dtype that is asked for by either name; the older one is taken out of `kwargs`.
+
+    ConfigError if both are given and differ.
+    """
+    given = (dtype, kwargs.pop("torch_dtype", None))
+    wishes = {str(wish).removeprefix("torch."): wish for wish in given if wish is not None}
+    if len(wishes) > 1:
+        raise ConfigError(
+            f"dtype and torch_dtype are the same argument, but given as {' and '.join(wishes)}: "
+            "leave torch_dtype out"
+        )
+    return next(iter(wishes.values()), "auto")
+
+
 def _device_map(where: Spot) -> dict[str, Any]:
     """What has transformers load there. To stay on the CPU it needs no telling, nor accelerate."""
     return {} if where.torch_device == CPU else {"device_map": {"": where.torch_device}}
@@ -134,7 +153,7 @@ def _require_plain(kwargs: Mapping[str, Any]) -> None:
 def _attached(
     name: str,
     revision: str,
-    dtype: str | torch.dtype,
+    dtype: Dtype,
     options: Options,
     where: Spot,
     kwargs: Mapping[str, Any],

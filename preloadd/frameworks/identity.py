@@ -6,19 +6,15 @@ framework fills in defaults of its own version, and the two sides may run differ
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from preloadd.domain.ids import Role
-from preloadd.domain.key import CHECKPOINT, Key, canonical
+from preloadd.domain.key import CHECKPOINT, Key, bounded, canonical
 from preloadd.domain.placement import Placement
 from preloadd.domain.recipe import BUILDER_VERSIONS, LAYOUT
 from preloadd.domain.settings import Builder
 from preloadd.errors import CheckpointError
-
-MAX_VALUE = 2048
-"""Characters of a field's value that travel as they are."""
 
 _ROPE_FIELDS = ("rope_theta", "rope_local_base_freq", "partial_rotary_factor", "rotary_pct")
 
@@ -58,7 +54,7 @@ def native_key(
             "role": role.value,
             "dtype": dtype,
             "quantization": canonical(str(quantization.get("quant_method", ""))),
-            "quantization_config": _bounded(canonical(quantization)),
+            "quantization_config": bounded(canonical(quantization)),
             "rope": canonical(rope_of(config)),
             "kv_cache_dtype": kv_cache_dtype,
             "kv_cache_skip_layers": canonical(sorted(kv_cache_skip_layers)),
@@ -83,13 +79,6 @@ def _table(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     if not isinstance(table, dict):
         raise CheckpointError(f"config.json: {name} is {table!r}: expected an object")
     return table
-
-
-def _bounded(text: str) -> str:
-    """`text`, or a digest of it where it would crowd everything else out of a packet."""
-    if len(text) <= MAX_VALUE:
-        return text
-    return f"blake2b:{hashlib.blake2b(text.encode(), digest_size=32).hexdigest()}"
 
 
 def rope_of(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 
-from preloadd.launcher.cli import app
+from preloadd.launcher import cli
 from preloadd.linux import logs, streams
 
 
@@ -15,7 +15,7 @@ def main() -> None:
     streams.prepare()
     logs.configure("WARNING", os.environ, identifier="preloadd-run")
     try:
-        app(prog_name="preloadd run")
+        cli.main(sys.argv[1:])
     finally:
         _let_go_of_stdout()
 

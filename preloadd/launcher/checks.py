@@ -39,7 +39,7 @@ def find_python(written: str) -> str:
         found = None
     if found is None:
         raise ConfigError(
-            f"--python: {one_line(written)}: no executable file: give a Python interpreter"
+            f"--python: {one_line(written)} is no executable file: give a Python interpreter"
         )
     return str(Path(found).absolute())
 
@@ -68,7 +68,7 @@ def prepare_socket_dir(
         if is_exhausted(error):
             raise
         raise ConfigError(
-            f"{whose}: {one_line(path)}: {error.strerror}: "
+            f"{whose}: {one_line(path)} cannot be used ({error.strerror}): "
             "give a folder whose parent is there, has room and may be written to by you"
         ) from error
     return path, chosen is None
@@ -83,7 +83,7 @@ def require_text(whose: str, path: Path) -> None:
         str(path).encode()
     except UnicodeEncodeError as error:
         raise ConfigError(
-            f"{whose}: {one_line(path)}: has bytes that are not UTF-8: give another path, or rename"
+            f"{whose}: {one_line(path)} has bytes that are not UTF-8: give another path, or rename"
         ) from error
 
 

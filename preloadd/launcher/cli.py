@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from typing import Annotated
 
 import anyio
 import typer
+import typer.core
+import typer.main
 
 from preloadd.config.run import RunOptions, flag, parse_run
 from preloadd.errors import PreloadError
+from preloadd.launcher.arguments import divide
 from preloadd.launcher.checks import allow_many_files
 from preloadd.launcher.progress import complain, make_display
 from preloadd.launcher.start import Start
@@ -28,6 +32,18 @@ PROCESSES = "Processes"
 app = typer.Typer(add_completion=False)
 
 
+def main(words: Sequence[str]) -> None:
+    """Run the command line and exit with the group's code."""
+    command = typer.main.get_command(app)
+    options = {
+        name: not (isinstance(option, typer.core.TyperOption) and option.is_flag)
+        for option in command.params
+        for name in option.opts
+    }
+    line = divide(words, {**options, "--help": False})
+    command(line.own, prog_name="preloadd run", obj=line.engine)
+
+
 def _option(field: str, panel: str, metavar: str | None, text: str, *, short: str = "") -> object:
     """The option for `field` of RunOptions."""
     names = [flag(field), short] if short else [flag(field)]
@@ -39,13 +55,36 @@ Text = str | None
 Texts = list[str] | None
 
 Model = Annotated[
-    Text, _option("model", MODEL, "PATH|ID", "Checkpoint folder or Hugging Face id. Required.")
+    Texts,
+    _option(
+        "model",
+        MODEL,
+        "PATH|ID",
+        "Checkpoint folder or Hugging Face id. Required; may stand first without --model.",
+    ),
 ]
 Revision = Annotated[
     Text, _option("revision", MODEL, "REV", "Branch, tag or commit of a Hugging Face id.")
 ]
 Builder = Annotated[
-    Text, _option("builder", MODEL, "native", "What fills the memory. Default: native.")
+    Text,
+    _option(
+        "builder",
+        MODEL,
+        "native|vllm",
+        "What fills the memory: the weights as they are stored, or what vLLM makes of them, for "
+        "its engines. Default: native.",
+    ),
+]
+Layout = Annotated[
+    Text,
+    _option(
+        "layout",
+        MODEL,
+        "auto|processed|plain|raw",
+        "In which form vLLM's weights are kept: processed in GPU memory, plain in host memory, or "
+        "there raw as well, which every engine processes for itself. Default: auto.",
+    ),
 ]
 Memory = Annotated[
     Text,
@@ -54,8 +93,8 @@ Memory = Annotated[
         MODEL,
         "auto|host|cuda|hip",
         "Where the weights live: in the memory of GPUs, NVIDIA's (cuda) or AMD's (hip: untested on "
-        "hardware), or in host memory; auto is cuda if such a GPU answers, else host. Default: "
-        "auto.",
+        "hardware), or in host memory; auto is cuda if such a GPU answers, else host, which for "
+        "vLLM has to be asked for. Default: auto.",
     ),
 ]
 Gpus = Annotated[
@@ -76,7 +115,7 @@ Reader = Annotated[
         MODEL,
         "pread|instanttensor",
         "What reads the checkpoint: preloadd itself, or the package instanttensor, for disks that "
-        "are faster than that (cuda memory only). Default: pread.",
+        "are faster than that (cuda memory only). vLLM reads by itself. Default: pread.",
     ),
 ]
 ChunkBytes = Annotated[
@@ -99,13 +138,13 @@ Digest = Annotated[
     ),
 ]
 TensorParallelSize = Annotated[
-    Text,
+    Texts,
     _option(
         "tensor_parallel_size", PARALLEL, "N", "Slices of every layer. Default: 1.", short="-tp"
     ),
 ]
 PipelineParallelSize = Annotated[
-    Text,
+    Texts,
     _option("pipeline_parallel_size", PARALLEL, "N", "Runs of layers. Default: 1.", short="-pp"),
 ]
 EnableExpertParallel = Annotated[
@@ -113,7 +152,7 @@ EnableExpertParallel = Annotated[
     _option("enable_expert_parallel", PARALLEL, None, "Deal whole experts to ranks, not slices."),
 ]
 ExpertPlacementStrategy = Annotated[
-    Text,
+    Texts,
     _option(
         "expert_placement_strategy",
         PARALLEL,
@@ -150,6 +189,16 @@ HealthPort = Annotated[
         "Default: no endpoint.",
     ),
 ]
+NoDraft = Annotated[
+    bool,
+    _option(
+        "no_draft",
+        MODEL,
+        None,
+        "Keep only the target of --speculative-config in memory. Default: a draft by mtp, eagle or "
+        "eagle3 as well, in ranks of its own; engines load all others from disk.",
+    ),
+]
 RestartRanks = Annotated[
     bool,
     _option(
@@ -173,13 +222,15 @@ LogLevel = Annotated[
 ]
 
 
-@app.command()
+@app.command(options_metavar="[MODEL] [OPTIONS] [VLLM'S OPTIONS]")
 def run(
     context: typer.Context,
     *,
     model: Model = None,
     revision: Revision = None,
     builder: Builder = None,
+    layout: Layout = None,
+    no_draft: NoDraft = False,
     memory: Memory = None,
     gpus: Gpus = None,
     reader: Reader = None,
@@ -201,11 +252,15 @@ def run(
     """Load a model once, keep its weights in memory and hand them to engines.
 
     Runs until it is stopped (Ctrl-C, SIGTERM) or a rank fails; the weights are freed then.
+
+    With --builder vllm, options of `vllm serve` for its engine may stand anywhere on the line, or
+    after a --. Give those that the engines get: sizes, dtype, quantization and the like decide
+    what weights become.
     """
     # Every parameter is read through the context: their names are the fields of RunOptions.
     given = {name: value for name, value in context.params.items() if value not in (None, ())}
     try:
-        code = _serve(parse_run(given))
+        code = _serve(parse_run(given, context.obj or ()))
     except PreloadError as error:
         complain(sys.stderr, error)
         code = error.exit_status
@@ -214,7 +269,7 @@ def run(
 
 def _serve(options: RunOptions) -> int:
     """Run the group until it ends; the exit code. PreloadError."""
-    allow_many_files(options.parallel.world)
+    allow_many_files(options.parallel.world * (2 if options.drafted else 1))
     try:
         return anyio.run(Start(options, dict(os.environ), make_display(sys.stdout)).run)
     except OSError as error:

@@ -2,31 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 
 from preloadd.config.run import Chosen, RunOptions
-from preloadd.domain.devices import Probe, choose, further_looks, joined
+from preloadd.domain.devices import ALL, VISIBLE, Probe, choose, further_looks, joined
 from preloadd.domain.ids import DeviceId
-from preloadd.domain.settings import Memory, Reader
+from preloadd.domain.settings import Builder, Memory, Reader
 from preloadd.errors import ConfigError, NoSuchDevice
 
 Look = Callable[[Mapping[str, str]], Awaitable[Probe]]
 """Looks for GPUs in an environment."""
 
-_NO_REMEDY = "use --memory host to keep the weights in host memory"
+_NO_REMEDY = "or use --memory host, which keeps the weights in host memory"
+
+_BEGINNING = re.compile(r"(?:GPU|MIG)-[0-9a-f-]*\Z", re.IGNORECASE)
 
 
 async def find(options: RunOptions, look: Look, environ: Mapping[str, str]) -> Chosen:
     """The memory and the devices for every rank; nobody looks for GPUs if they are not wanted.
 
-    NoSuchDevice if there are not those that were asked for, ConfigError for a contradiction.
+    NoSuchDevice if there are not those that were asked for, ConfigError for a contradiction, for a
+    GPU that is not named as one, and where nobody can look: there may be GPUs all the same.
     """
     if options.memory == "host":
         return on_host(options.parallel.world)
+    require_names(options.gpus)
     first = await look(environ)
     others = [await look(each) for each in further_looks(first, options.gpus, environ)]
     return judge(options, joined([first, *others]))
+
+
+def require_names(gpus: Sequence[str]) -> None:
+    """ConfigError with a line for each name that can be no GPU's, whatever GPUs there are."""
+    faults = [
+        f"--gpus: {fault}" for name in gpus if (fault := _misnamed(name, alone=len(gpus) == 1))
+    ]
+    if faults:
+        raise ConfigError("\n".join(faults))
+
+
+def _misnamed(name: str, *, alone: bool) -> str:
+    """What is wrong with the name of a GPU as such; empty if nothing."""
+    if name.isascii() and name.isdigit():
+        return (
+            f"{name!r} is a number, and numbers of GPUs are never used, since they mean other GPUs "
+            f"under another {VISIBLE} and may change at a boot: give its UUID, which `nvidia-smi "
+            f"-L` tells, or set {VISIBLE}={name}"
+        )
+    if name == ALL:
+        return "" if alone else f"{ALL!r} is every GPU: leave out the others, or name each"
+    if name.upper().startswith("CPU-"):
+        return f"{name!r} is host memory and no GPU: use --memory host without --gpus"
+    if not _BEGINNING.match(name):
+        return (
+            f"{name!r} is no UUID of a GPU and not the beginning of one: those are GPU- or MIG- "
+            "and hexadecimal digits, as `nvidia-smi -L` tells them"
+        )
+    return ""
 
 
 def on_host(world: int, why: str = "") -> Chosen:
@@ -38,8 +72,13 @@ def on_host(world: int, why: str = "") -> Chosen:
 def judge(options: RunOptions, probe: Probe) -> Chosen:
     """What `options` mean where there is what `probe` tells. Pure; errors as of `find`.
 
-    Memory that was never tested on hardware is for those who ask for it: `auto` is none of it.
+    Memory that was never tested on hardware is for those who ask for it: `auto` is none of it. Nor
+    is it host memory where vLLM is to fill it.
     """
+    if not probe.answered:
+        raise ConfigError(
+            f"nobody could look for GPUs: {_problem(probe)}; with --memory host nobody looks"
+        )
     auto = options.memory == "auto"
     memory = Memory.CUDA if auto else Memory(options.memory)
     probe = _only(probe, memory)
@@ -47,8 +86,11 @@ def judge(options: RunOptions, probe: Probe) -> Chosen:
         if options.reader is Reader.INSTANTTENSOR:
             raise ConfigError(
                 "--reader instanttensor reads into the memory of CUDA devices only, and there is "
-                f"none: {_problem(probe)}: leave out --reader"
+                f"none ({_problem(probe)}): leave out --reader"
             )
+        if options.builder is Builder.VLLM:
+            # Whoever counts on a GPU would wait for vLLM on a CPU, and have weights for that alone.
+            raise NoSuchDevice(f"no CUDA GPU answers: {_problem(probe)}; {_NO_REMEDY}")
         return on_host(options.parallel.world, f"no CUDA GPU answers: {_problem(probe)}")
     try:
         devices = choose(probe, options.gpus, options.parallel.world)
@@ -65,13 +107,15 @@ def _refused(why: str, options: RunOptions, probe: Probe) -> str:
         return f"--gpus: {why}"
     # What keeps a GPU from sharing its memory is told with its remedy.
     told = any(device.problem and why.endswith(device.problem) for device in probe.devices)
-    return why if told else f"{why}: {_NO_REMEDY}"
+    return why if told else f"{why}; {_NO_REMEDY}"
 
 
 def _only(probe: Probe, memory: Memory) -> Probe:
     """What of `probe` has this kind of memory; its problem says why there is none."""
     devices = tuple(device for device in probe.devices if device.memory is memory)
     if devices or not probe.devices:
+        if memory is Memory.HIP and probe.amd_problem:
+            probe = replace(probe, problem=probe.amd_problem)
         return replace(probe, devices=devices)
     others = ", ".join(f"{device.id} (--memory {device.memory})" for device in probe.devices)
     return replace(probe, devices=(), problem=f"no GPU with {memory} memory is seen, but {others}")

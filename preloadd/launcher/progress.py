@@ -125,6 +125,9 @@ class LineDisplay:
 def _told(report: Report) -> str:
     if not report.total:
         return f"{report.phase}, {size(report.done)}" if report.done else report.phase
+    if not report.done:
+        # It may be over before there is a next line, and must not look as if it were not.
+        return f"{report.phase} {size(report.total)}"
     share = percent(report.done, report.total)
     return f"{report.phase} {size(report.done)} of {size(report.total)} ({share})"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +14,7 @@ from pathlib import Path
 import anyio
 
 from preloadd.config.run import Chosen, RunOptions, rank_settings
+from preloadd.domain.ids import Instance
 from preloadd.domain.lines import one_line
 from preloadd.domain.settings import Memory, RankSettings
 from preloadd.errors import PreloadError
@@ -32,6 +33,9 @@ from preloadd.launcher.private import private_folder
 from preloadd.launcher.progress import Display
 from preloadd.linux.lending import lend
 from preloadd.transport.probe import ask_probe
+
+_Named = tuple[str, str]
+"""A model and its revision, as the user wrote them."""
 
 
 def rank_command(settings: RankSettings) -> Sequence[str]:
@@ -99,23 +103,29 @@ class Start:
         """What to start, after all checks, those first that need no device: it may take a driver
         a minute to answer. None if the end began meanwhile."""
         listener = self._listen(owned)
-        found = model.find(self.options.model, self.options.revision, environ=environ)
+        found = {named: model.find(*named, environ=environ) for named in self._models()}
         chosen = await self._choose(python, environ, ending)
         if chosen is None:
             return None
+        self.options.layout_in(chosen.memory)
         # Its length is checked with the names in it, which are those of the devices.
-        socket_dir, derived = prepare_socket_dir(self.options, chosen.instances, self.environ)
-        folder = found or await self._fetch(python, environ, ending)
-        if folder is None:
+        instances = self.options.instances(chosen)
+        socket_dir, derived = prepare_socket_dir(self.options, instances, self.environ)
+        folders = await self._folders(found, python, environ, ending)
+        if folders is None:
             return None
-        require_text("the model's folder", folder)
+        folder, draft = folders[0], folders[1] if len(folders) > 1 else None
         if chosen.memory is Memory.HOST:
             require_room(folder, self.options.parallel.data)
-        self.display.say(f"loading {one_line(folder)} into {one_line(chosen.told)}")
+        beside = f" and its draft {one_line(draft)}" if draft else ""
+        if (said := self.options.speculation) is not None and said.why_not_held:
+            self.display.say(f"the draft has no ranks: {one_line(said.why_not_held)}")
+        self.display.say(f"loading {one_line(folder)}{beside} into {one_line(chosen.told)}")
         ranks = rank_settings(
             self.options,
             chosen,
             model=folder,
+            draft=draft,
             socket_dir=socket_dir,
             derived=derived,
             python="" if python == sys.executable else python,
@@ -125,9 +135,16 @@ class Start:
             command=self.rank,
             environ=self.environ,
             restarts=Restarts() if self.options.restart_ranks else None,
-            health=self._health(listener, socket_dir, chosen, owned),
+            health=self._health(listener, socket_dir, instances, owned),
             reaps_orphans=True,
         )
+
+    def _models(self) -> Iterator[_Named]:
+        """The target, and the draft if ranks hold one that has a checkpoint of its own."""
+        options = self.options
+        yield options.model, options.revision
+        if options.drafted is not None and options.drafted.model:
+            yield options.drafted.model, options.drafted.revision
 
     async def _choose(
         self, python: str, environ: Mapping[str, str], ending: Ending
@@ -146,7 +163,11 @@ class Start:
         return None if port is None else owned.enter_context(listen(host, port))
 
     def _health(
-        self, listener: socket.socket | None, socket_dir: Path, chosen: Chosen, owned: ExitStack
+        self,
+        listener: socket.socket | None,
+        socket_dir: Path,
+        instances: Sequence[Instance],
+        owned: ExitStack,
     ) -> Health | None:
         """The endpoint on `listener`."""
         if listener is None:
@@ -154,18 +175,36 @@ class Start:
         health = Health(
             listener,
             socket_dir=socket_dir,
-            instances=chosen.instances,
+            instances=instances,
             environ=self.environ,
             log_level=self.options.log_level,
         )
         return owned.enter_context(health)
 
-    async def _fetch(self, python: str, environ: Mapping[str, str], ending: Ending) -> Path | None:
-        """The model's folder, after a download; None if the end began before that was done."""
+    async def _folders(
+        self,
+        found: Mapping[_Named, Path | None],
+        python: str,
+        environ: Mapping[str, str],
+        ending: Ending,
+    ) -> list[Path] | None:
+        """The folders of all models, after downloads; None if the end began before those ended."""
+        folders = []
+        for named, folder in found.items():
+            folder = folder or await self._fetch(named, python, environ, ending)  # noqa: PLW2901
+            if folder is None:
+                return None
+            require_text(f"the folder of {one_line(named[0])}", folder)
+            folders.append(folder)
+        return folders
+
+    async def _fetch(
+        self, named: _Named, python: str, environ: Mapping[str, str], ending: Ending
+    ) -> Path | None:
+        """A model's folder, after a download; None if the end began before that was done."""
         with ending.until():
             return await model.fetch(
-                self.options.model,
-                self.options.revision,
+                *named,
                 environ=environ,
                 command=self.fetch(python),
                 display=self.display,

@@ -14,8 +14,8 @@ from preloadd.transport.status import ask_status
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """One serving rank. `nbytes` and `seconds` are what it holds and what it took to get it;
-    `adopted` is None when the rank did not tell."""
+    """One serving rank. `nbytes` and `seconds` are what it holds and what loading that took, or how
+    long after its start it had adopted it; `adopted` is None when the rank did not tell."""
 
     name: str
     socket: Path
@@ -30,11 +30,14 @@ def told_by(name: str, socket: Path, *, timeout: float) -> Told:
         status = ask_status(socket, timeout=timeout)
     except PreloadError:
         return Told(name, socket)
-    return Told(name, socket, status.adopted, status.arena_bytes, status.ready_s)
+    # As `preloadctl status` has it: without the start of the rank's and the loader's processes.
+    loading = None if status.adopted else status.counters.get("generation_load_ms")
+    seconds = status.ready_s if loading is None else loading / 1000
+    return Told(name, socket, status.adopted, status.arena_bytes, seconds)
 
 
 def ready_text(group: str, ranks: Sequence[Told], *, seconds: float, socket_dir: Path) -> str:
-    """The lines that say that every rank serves."""
+    """The lines that say that every rank serves, `seconds` after the first was started."""
     known = all(rank.adopted is not None for rank in ranks)
     total = size(sum(rank.nbytes for rank in ranks)) if known else "size not known"
     plural = "s" if len(ranks) > 1 else ""

@@ -7,7 +7,6 @@ systemd from the launcher.
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import select
@@ -44,7 +43,6 @@ SEND_S = 5.0
 _PAUSE_S = 0.01
 # Characters; each takes at most four bytes of MAX_DATAGRAM.
 _MAX_STATUS = 900
-_FIRST_FD = 3
 
 
 def valid_name(name: str) -> bool:
@@ -246,40 +244,6 @@ _MANAGERS = frozenset(
 def without_manager(environ: Mapping[str, str]) -> dict[str, str]:
     """`environ` for a child: what a manager told this process concerns no other."""
     return {name: value for name, value in environ.items() if name not in _MANAGERS}
-
-
-def inherited(environ: Mapping[str, str], pid: int) -> dict[str, list[OwnedFd]]:
-    """The descriptors a manager passed to this process (its `pid`), by name; the caller owns them.
-
-    Call it once, first thing. Several may share a name, and their order means nothing. Empty if
-    there are none, or if they were meant for another process or are described wrongly.
-    """
-    numbers = range(_FIRST_FD, _FIRST_FD + _listed(environ, pid))
-    if not all(map(_make_private, numbers)):
-        return {}
-    listed = environ.get("LISTEN_FDNAMES")
-    names = ["unknown" for _ in numbers] if listed is None else listed.split(":")
-    if len(names) != len(numbers):
-        return {}
-    found: dict[str, list[OwnedFd]] = {}
-    for name, number in zip(names, numbers, strict=True):
-        found.setdefault(name, []).append(OwnedFd(number))
-    return found
-
-
-def _listed(environ: Mapping[str, str], pid: int) -> int:
-    with suppress(ValueError):
-        if int(environ.get("LISTEN_PID", "0")) == pid:
-            return max(0, int(environ.get("LISTEN_FDS", "0")))
-    return 0
-
-
-def _make_private(number: int) -> bool:
-    try:
-        fcntl.fcntl(number, fcntl.F_SETFD, fcntl.FD_CLOEXEC)
-    except (OSError, OverflowError):
-        return False
-    return True
 
 
 def _connect(address: str) -> socket.socket | None:

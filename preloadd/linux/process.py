@@ -130,7 +130,7 @@ def spawn(
 ) -> Child:
     """Start `argv` with the environment `environ`; the caller owns the child.
 
-    It gets copies of the borrowed `fds` as `notify.inherited` expects them, standard input from
+    It gets copies of the borrowed `fds` as `passed.inherited` expects them, standard input from
     nowhere, standard output and error of this process (or the borrowed `stdout` and `stderr`), and
     nothing else. With `new_group` it leads a process group of its own. `parent_death_signal` is
     sent to it when the *thread* that calls this ends. It is begun in the folder `cwd` and executed

@@ -16,14 +16,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import assert_never
 
-import msgspec
+from preloadd.loader.needs import PROBE, lacking
+
+try:
+    # What follows needs both, and would say so with a traceback.
+    import blake3  # noqa: F401
+    import msgspec
+except ImportError as error:
+    sys.exit(lacking(error, sys.argv[1:], sys.stdout, sys.stderr))
 
 from preloadd.domain.devices import Probe
 from preloadd.domain.settings import Memory, RankSettings
 from preloadd.errors import ConfigError, PreloadError
 from preloadd.linux import logs
 from preloadd.linux.fds import exhausted, is_exhausted
-from preloadd.linux.notify import inherited
+from preloadd.linux.passed import inherited
 from preloadd.loader.fetch import fetch
 from preloadd.loader.pipeline import load
 from preloadd.loader.report import Reporter
@@ -42,9 +49,6 @@ log = logging.getLogger("preloadd.loader")
 
 IDENTIFIER = "preloadd-loader"
 
-_AMD_NODE = "dev/kfd"
-"""Where this is, AMD's library has something to say of why no GPU is seen."""
-
 
 def main() -> int:
     """Carry out the order; the exit status says why it failed (see `errors.EXIT_STATUS`)."""
@@ -52,7 +56,7 @@ def main() -> int:
     match sys.argv[1:]:
         case ["fetch", model, "--revision", revision]:
             return _fetch(model, revision)
-        case ["--probe"]:
+        case [probe] if probe == PROBE:
             return _probe()
         case []:
             return _obey()
@@ -79,8 +83,9 @@ def _probe() -> int:
 def look(environ: Mapping[str, str], root: Path = Path("/")) -> Probe:
     """NVIDIA's GPUs, or where there are none AMD's; else why there are neither.
 
-    Beside AMD's, the hint says why none of NVIDIA's is seen: somebody may have asked for those.
-    `root` is where /proc, /sys and /dev are found.
+    Where AMD's driver is not, that is told apart, for those who ask for AMD's. Beside AMD's, the
+    hint says why none of NVIDIA's is seen: somebody may have asked for those. `root` is where
+    /proc, /sys and /dev are found.
     """
     found = cuda_devices.probe(environ, root)
     if found.devices:
@@ -88,13 +93,13 @@ def look(environ: Mapping[str, str], root: Path = Path("/")) -> Probe:
     others = hip_devices.probe(environ, root)
     if others.devices:
         return replace(others, hint=_both(others.hint, _both(found.problem, found.hint)))
-    if not (root / _AMD_NODE).exists():
-        return found
-    return replace(
-        others,
+    if not (root / hip_devices.NODE).exists():
+        return replace(found, amd_problem=others.problem)
+    return Probe(
         driver=_both(found.driver, others.driver),
         problem=_both(found.problem, others.problem),
         hint=_both(found.hint, others.hint),
+        amd_problem=others.problem,
     )
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
 from preloadd.domain.manifest import Artifact, Manifest
 from preloadd.domain.recipe import LAYOUT, recipe_of
-from preloadd.domain.settings import RankSettings, Reader
+from preloadd.domain.settings import Builder, RankSettings, Reader
 from preloadd.errors import ConfigError, OutOfRoom
 from preloadd.loader.filling import Filled, fill
 from preloadd.loader.native import Native
@@ -27,18 +28,38 @@ def load(
     Closes `filler`, whatever comes. Raises a PreloadError that names what is wrong; chunks that
     were handed over by then are the receiver's to give up.
     """
-    started = time.monotonic()
     with closing(filler):
-        reporter.progress("opening")
-        native = Native(settings, filler.granularity)
-        _require_room(filler, native.plan.arena_nbytes)
-        filled = _fill(settings.model.reader, native, filler, reporter)
-        told = Tally(reporter, "identifying", native.checkpoint.nbytes)
-        told(0)
-        digest = content(native.checkpoint, settings.model.digest, digest_cache, progress=told)
+        build = _BUILDERS[settings.model.builder]
+        manifest = build(settings, filler, reporter, digest_cache)
         # Before the filler is closed: that of a device takes its time.
-        manifest = _manifest(settings, native, digest, filled, started)
         reporter.manifest(payload.encode(manifest))
+
+
+def _load_native(
+    settings: RankSettings, filler: Filler, reporter: Reporter, digest_cache: Path | None
+) -> Manifest:
+    started = time.monotonic()
+    reporter.progress("opening")
+    native = Native(settings, filler.granularity)
+    _require_room(filler, native.plan.arena_nbytes)
+    filled = _fill(settings.model.reader, native, filler, reporter)
+    told = Tally(reporter, "identifying", native.checkpoint.nbytes)
+    told(0)
+    digest = content(native.checkpoint, settings.model.digest, digest_cache, progress=told)
+    return _manifest(settings, native, digest, filled, started)
+
+
+def _load_vllm(
+    settings: RankSettings, filler: Filler, reporter: Reporter, digest_cache: Path | None
+) -> Manifest:
+    try:
+        from preloadd.loader.vllm import build
+    except ImportError as error:
+        raise ConfigError(
+            f'builder is "vllm", which this Python does not have ({error}): name the interpreter '
+            "of the engine, in the group's `python` or by --python"
+        ) from error
+    return build.load(settings, filler, reporter, digest_cache=digest_cache)
 
 
 def _manifest(
@@ -88,3 +109,9 @@ def _fill_instantly(native: Native, filler: Filler, reporter: Reporter) -> Fille
             'instanttensor and torch into it, or set reader = "pread"'
         ) from error
     return instant.fill(native, filler, reporter)
+
+
+_BUILDERS: dict[Builder, Callable[[RankSettings, Filler, Reporter, Path | None], Manifest]] = {
+    Builder.NATIVE: _load_native,
+    Builder.VLLM: _load_vllm,
+}

@@ -1,8 +1,8 @@
 """Where bytes live, seen from the three processes that touch them.
 
 A *filler* (loader) makes chunks and writes them, a *keeper* (rank) proves and seals descriptors
-without mapping them, a *mapper* (engine) maps them read-only. One backend provides the three;
-composition roots choose it, nobody else.
+without mapping them, a *mapper* (engine) maps them, unable to change them. One backend provides
+the three; composition roots choose it, nobody else.
 """
 
 from __future__ import annotations
@@ -154,10 +154,23 @@ class Mapping(Protocol):
 
     @property
     def writable(self) -> bool:
-        """Always False for engines; here so that the contract can be tested."""
+        """Whether the memory itself, which others map too, can be changed through this mapping.
+
+        Always False for engines; here so that the contract can be tested.
+        """
+
+    @property
+    def private_nbytes(self) -> int:
+        """Bytes that are this process's own by now, since it wrote there; 0 unless mapped private.
+
+        Whole pages count. All private mappings of these chunks in this process count together.
+        """
 
     def chunk(self, index: int) -> memoryview | DeviceBuffer:
-        """The bytes of one chunk, read-only: a view of host memory, or a buffer on the device."""
+        """The bytes of one chunk: a view of host memory, or a buffer on the device.
+
+        Read-only, unless it was mapped private: then who writes gets pages of its own.
+        """
 
     def read(self, index: int, offset: int, nbytes: int) -> bytes:
         """A copy of some bytes of a chunk in host memory; ValueError outside of it."""
@@ -170,8 +183,12 @@ class Mapping(Protocol):
 class Mapper(Protocol):
     """Maps what a daemon granted."""
 
+    @property
+    def private(self) -> bool:
+        """Whether what is mapped may be written to, each page becoming this process's own first."""
+
     def map(self, chunks: Sequence[tuple[OwnedFd, int]]) -> Mapping:
-        """Map every (descriptor, size) read-only; takes and closes the descriptors, also on errors.
+        """Map every (descriptor, size); takes and closes the descriptors, also on errors.
 
         DamagedManifest if one is unsealed, of another size, or nothing that can be mapped.
         """

@@ -1,7 +1,8 @@
 """Host memory: a chunk is a memfd that its filler maps writable, everybody else read-only.
 
 After sealing, nobody can change a chunk: not through the descriptor, not through a new mapping,
-not by opening /proc/PID/fd again. Only a writable mapping that exists already could, which is why
+not by opening /proc/PID/fd again. An engine that must write may map it private: then the kernel
+copies each page before it changes. Only a writable mapping that exists already could, which is why
 the keeper seals when the filler and its children are gone, and the filler keeps mappings from
 children.
 """
@@ -12,8 +13,9 @@ import errno
 import mmap
 import os
 import resource
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from pathlib import Path
 from types import TracebackType
 
 from preloadd.errors import DamagedManifest, OutOfRoom, PreloadError
@@ -25,6 +27,9 @@ from preloadd.memory.api import Rows
 
 MOST_THREADS = 8
 """More readers than this gain nothing: copying out of the page cache is bound by the memory."""
+
+File = tuple[str, str]
+"""Device and inode, as /proc/PID/smaps writes them."""
 
 _SEALS = memfd.FIXED_SIZE | memfd.SEAL_FUTURE_WRITE | memfd.SEAL_SEAL
 
@@ -166,18 +171,30 @@ class HostKeeper:
 
 
 class HostMapping:
-    """The chunks of one generation, mapped read-only. Implements `memory.api.Mapping`."""
+    """The chunks of one generation, mapped read-only or private. Implements `memory.api.Mapping`.
 
-    def __init__(self, areas: Sequence[mmap.mmap]) -> None:
+    `files` are what the kernel calls its chunks (see `private_nbytes`), if it is private.
+    """
+
+    def __init__(self, areas: Sequence[mmap.mmap], files: Collection[File] = ()) -> None:
         self._areas = areas
+        self._files = frozenset(files)
 
     @property
     def writable(self) -> bool:
-        """False: the seals leave nobody another choice."""
+        """False: the seals leave nobody another choice. What is private is no memory of others."""
         return False
 
+    @property
+    def private_nbytes(self) -> int:
+        """Bytes of pages that were written to and are not swapped out, as the kernel counts them.
+
+        It goes through all memory of this process for that.
+        """
+        return private_nbytes(self._files) if self._files else 0
+
     def chunk(self, index: int) -> memoryview:
-        """The bytes of one chunk, read-only."""
+        """The bytes of one chunk, read-only unless this is private."""
         return memoryview(self._areas[index])
 
     def read(self, index: int, offset: int, nbytes: int) -> bytes:
@@ -194,27 +211,50 @@ class HostMapping:
             raise BufferError(f"views of chunk {used[0]} are still alive")
         for area in self._areas:
             area.close()
-        self._areas = ()
+        self._areas, self._files = (), frozenset()
 
 
 class HostMapper:
-    """Maps granted chunks. Implements `memory.api.Mapper`."""
+    """Maps granted chunks, read-only or `private`. Implements `memory.api.Mapper`."""
+
+    def __init__(self, *, private: bool = False) -> None:
+        self.private = private
 
     def map(self, chunks: Sequence[tuple[OwnedFd, int]]) -> HostMapping:
-        """Map every (descriptor, size) read-only; takes and closes the descriptors, whatever comes.
+        """Map every (descriptor, size); takes and closes the descriptors, whatever comes.
 
         DamagedManifest if one is no sealed chunk of that size; OutOfDescriptors, OutOfRoom.
         """
         with ExitStack() as taken, ExitStack() as undo:
             for fd, _ in chunks:
                 taken.callback(fd.close)
-            areas = []
+            areas, files = [], []
             for fd, nbytes in chunks:
-                area = _map(fd.fileno(), nbytes)
+                area = _map(fd.fileno(), nbytes, private=self.private)
                 undo.callback(area.close)
                 areas.append(area)
+                files.append(_file(fd.fileno()))
             undo.pop_all()
-        return HostMapping(areas)
+        return HostMapping(areas, files if self.private else ())
+
+
+def private_nbytes(files: Collection[File]) -> int:
+    """Bytes of pages that are this process's own in mappings of these files."""
+    total, counts = 0, False
+    with Path("/proc/self/smaps").open(errors="replace") as smaps:
+        for line in smaps:
+            # An area's addresses, flags, offset, device, inode and name; then its counters.
+            first, *rest = line.split(maxsplit=5)
+            if not first.endswith(":"):
+                counts = (rest[2], rest[3]) in files
+            elif counts and first == "Anonymous:":
+                total += int(rest[0]) * 1024
+    return total
+
+
+def _file(fd: int) -> File:
+    found = os.fstat(fd)
+    return f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}", str(found.st_ino)
 
 
 def _copy_rows(
@@ -229,23 +269,25 @@ def _copy_rows(
 
 
 def _has_views(area: mmap.mmap) -> bool:
-    """Whether memoryviews, or what was made of them, still use a read-only mapping."""
+    """Whether memoryviews, or what was made of them, still use a mapping."""
     try:
-        # Asks without doing: it looks for views first, then refuses since the mapping is read-only.
+        # Asks without doing: it looks for views first, and then refuses, since a mapping that is
+        # read-only or private has the size of its file.
         area.resize(len(area))
     except BufferError:
         return True
     except TypeError:
         return False
-    raise AssertionError("a read-only mapping was resized")
+    raise AssertionError("a mapping of a sealed chunk was resized")
 
 
-def _map(fd: int, nbytes: int) -> mmap.mmap:
+def _map(fd: int, nbytes: int, *, private: bool) -> mmap.mmap:
     HostKeeper().verify(fd, nbytes)
+    access = mmap.ACCESS_COPY if private else mmap.ACCESS_READ
     try:
         with _translated(nbytes):
             # The mapping has a duplicate of the descriptor until it is closed.
-            area = mmap.mmap(fd, nbytes, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+            area = mmap.mmap(fd, nbytes, access=access)
     except PermissionError as error:
         raise DamagedManifest("a chunk was opened write-only") from error
     area.madvise(mmap.MADV_DONTDUMP)

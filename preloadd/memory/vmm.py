@@ -235,6 +235,9 @@ class VmmChunk(Owner):
 class VmmMapper:
     """Maps granted chunks on one device. Implements `memory.api.Mapper`; borrows the driver."""
 
+    private = False
+    """Devices have no copy-on-write."""
+
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
 
@@ -298,6 +301,11 @@ class VmmMapping:
     def writable(self) -> bool:
         """False: this process asked for no more."""
         return False
+
+    @property
+    def private_nbytes(self) -> int:
+        """0: devices have no copy-on-write."""
+        return 0
 
     def chunk(self, index: int) -> VmmBuffer:
         """The bytes of one chunk on the device."""

@@ -27,6 +27,7 @@ from preloadd.protocol.messages import (
     MemoryHeld,
     Mismatched,
     NotAvailable,
+    Profiling,
     Reason,
     Refused,
     Release,
@@ -48,6 +49,7 @@ _ANSWERS: dict[type[Request], tuple[type[Reply], ...]] = {
     Memory: (MemoryHeld, Mismatched),
     Release: (Done,),
     Load: (Done,),
+    Profiling: (Done,),
     Status: (StatusTold,),
     Watch: (StateChanged,),
 }

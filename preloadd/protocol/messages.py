@@ -75,6 +75,15 @@ class Memory(Message, frozen=True, tag="memory"):
     files: tuple[FileIdentity, ...] = ()
 
 
+class Profiling(Message, frozen=True, tag="profiling"):
+    """Say on a lease that this engine now measures how much memory is free, or does so no more.
+
+    Meanwhile the rank frees none.
+    """
+
+    active: bool
+
+
 class Status(Message, frozen=True, tag="status"):
     """Ask how the rank is."""
 
@@ -87,13 +96,17 @@ class Watch(Message, frozen=True, tag="watch"):
 
 
 class Granted(Message, frozen=True, tag="granted"):
-    """Descriptors follow in this packet: the manifest, then every chunk in order."""
+    """Descriptors follow in this packet: the manifest, then every chunk in order.
+
+    `profiling`: the rank knows the request of that name. One that does not would hang up over it.
+    """
 
     generation: str
     lease: str
     backend: str
     manifest: int
     chunks: tuple[int, ...]
+    profiling: bool = False
 
 
 class Field(Message, frozen=True):
@@ -144,6 +157,7 @@ class LeaseTold(Message, frozen=True):
     pid: int
     mode: Mode
     generation: str
+    profiling: bool = False
 
 
 class StatusTold(Message, frozen=True, tag="status-told"):
@@ -188,7 +202,7 @@ class StateChanged(Message, frozen=True, tag="state"):
     generation: str = ""
 
 
-Request = Attach | Release | Load | Memory | Status | Watch
+Request = Attach | Release | Load | Memory | Profiling | Status | Watch
 Reply = (
     Granted | Mismatched | NotAvailable | Done | Refused | MemoryHeld | StatusTold | StateChanged
 )

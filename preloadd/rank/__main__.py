@@ -15,13 +15,15 @@ from typing import assert_never
 
 import anyio
 
+from preloadd.config.versions import with_versions
 from preloadd.domain.settings import Memory, RankSettings
 from preloadd.errors import ConfigError, PreloadError
 from preloadd.linux import logs, streams
 from preloadd.linux.fds import OwnedFd, exhausted, is_exhausted
 from preloadd.linux.lending import lend
 from preloadd.linux.locks import Lock
-from preloadd.linux.notify import Notifier, inherited, watchdog_interval, without_manager
+from preloadd.linux.notify import Notifier, watchdog_interval, without_manager
+from preloadd.linux.passed import inherited
 from preloadd.linux.paths import prepare_socket_dir, unusable
 from preloadd.memory.api import Keeper
 from preloadd.memory.cuda.keeper import DeviceKeeper
@@ -91,7 +93,7 @@ def _serve(given: Orders, parked: dict[str, list[OwnedFd]]) -> None:
             settings,
             policy,
             notifier,
-            replace(loader, on_loaded=loaded),
+            replace(loader, on_loaded=loaded, renewed=_renewed),
             clock=time.monotonic,
             watchdog_s=watchdog_interval(os.environ),
             count=counter(os.environ, os.getpid(), Path("/proc/self/cgroup").read_text()),
@@ -103,6 +105,10 @@ def _serve(given: Orders, parked: dict[str, list[OwnedFd]]) -> None:
             raise _cause(error) from None
         finally:
             notifier.close()
+
+
+def _renewed(settings: RankSettings) -> RankSettings:
+    return with_versions(settings, sys.executable, os.environ)
 
 
 def _loader(settings: RankSettings, folder: Path, environ: Mapping[str, str]) -> Loader:

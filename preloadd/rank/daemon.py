@@ -31,7 +31,7 @@ from preloadd.rank.device import PARKED, Gpu
 from preloadd.rank.fellows import Fellows
 from preloadd.rank.generation import Generation
 from preloadd.rank.loading import Loader
-from preloadd.rank.parking import LISTENER, RELEASED, Parking
+from preloadd.rank.parking import LISTENER, PROFILING, RELEASED, Parking, parked_profiling
 from preloadd.rank.service import Service
 from preloadd.rank.session import Desk
 from preloadd.transport.aio import Limits
@@ -119,6 +119,8 @@ class Daemon:
         for mark in released:
             mark.close()
         adoption = self._adopt(parked) if parked else Adoption()
+        if adoption.dropped or (adoption.generation is None and not released):
+            await self._undisturbed()
         self._parking.drop(adoption.dropped)
         if adoption.generation is not None:
             # A release that was marked but came no further was never confirmed either.
@@ -196,6 +198,16 @@ class Daemon:
                 loading.error("loading again failed: %s", error)
                 self._service.load_failed(str(error))
                 self._notifier.status(f"failed: {error}")
+
+    async def _undisturbed(self) -> None:
+        """Wait while engines profile that hold weights of an earlier life: what is evicted, and a
+        loader at its end, frees memory."""
+        if self._service.profilers():
+            deadlines = self._settings.deadlines
+            self._notifier.extend_timeout(deadlines.profiling + deadlines.silence)
+            self._notifier.status("waiting for engines that measure free memory")
+            self._settled.set()
+            await self._service.undisturbed()
 
     def _progressed(self, progress: Progress) -> None:
         self._service.progressed(progress)
@@ -291,6 +303,19 @@ class Daemon:
                     continue
                 self._service.lease_began(lease, None)
                 tasks.start_soon(self._server.resume, sock, lease.id, peer)
+        self._resume_profiling(parked)
+
+    def _resume_profiling(self, parked: dict[str, list[OwnedFd]]) -> None:
+        """Go on sparing those of them that measure free memory."""
+        for name in [name for name in parked if name.startswith(PROFILING)]:
+            for fd in parked.pop(name):
+                try:
+                    known = self._service.profiling_resumed(*parked_profiling(name, fd))
+                except ValueError as error:
+                    log.warning("what was parked as %s is no mark: %s", name, error)
+                    known = False
+                if not known:
+                    self._parking.drop([name])
 
     def _reserve(self) -> seqpacket.Reservation:
         mode = self._policy.socket_mode

@@ -38,13 +38,15 @@ OnProgress = Callable[[Progress], None]
 class Loader:
     """How to load: the loader's command and environment, and who proves what it made.
 
-    `on_loaded` is told of what was loaded, which is not its to keep.
+    `on_loaded` is told of what was loaded, which is not its to keep. `renewed` brings settings up
+    to date: a rank may load again long after it was told them.
     """
 
     argv: Sequence[str]
     environ: Mapping[str, str]
     keeper: Keeper
     on_loaded: Callable[[Generation], None] = lambda _: None
+    renewed: Callable[[RankSettings], RankSettings] = lambda settings: settings
 
     async def load(self, settings: RankSettings, on_progress: OnProgress) -> Generation:
         """A new generation, sealed; the caller owns it.
@@ -69,7 +71,7 @@ class Loader:
             try:
                 # A loader that ended at once is heard hanging up.
                 with suppress(OSError):
-                    await link.send(codec.encode(Order(settings=settings)))
+                    await link.send(codec.encode(Order(settings=self.renewed(settings))))
                 await _listen(link, receiver, on_progress, settings.deadlines.silence)
                 await _ended(child, _EXIT_S)
             finally:

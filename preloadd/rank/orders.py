@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -20,10 +21,11 @@ import msgspec
 
 from preloadd import __version__
 from preloadd.config.files import config_dir
+from preloadd.config.versions import with_versions
 from preloadd.domain.access import Policy
 from preloadd.domain.files import FileIdentity
 from preloadd.domain.ids import Instance
-from preloadd.domain.settings import RUNNING, RankSettings, Running
+from preloadd.domain.settings import RUNNING, Builder, RankSettings, Running
 from preloadd.errors import ConfigError, InsecurePath, ModelNotFound, PreloadError
 from preloadd.linux import peers, seqpacket
 from preloadd.linux.fds import OwnedFd, exhausted, is_exhausted
@@ -64,7 +66,7 @@ def orders(
             raise ConfigError("usage: preloadd rank INSTANCE")
         instance = Instance.parse(arguments[0])
         if passed:
-            return _meant(_passed(passed[0], instance))
+            return _meant(_passed(passed[0], instance), environ)
         return _configured(instance, environ)
     finally:
         for fd in passed:
@@ -107,12 +109,12 @@ def _configured(instance: Instance, environ: Mapping[str, str]) -> Orders:
     last = _remembered(instance, environ)
     try:
         settings, made_from = _written(instance, environ, last)
-        return replace(_meant(settings), made_from=made_from)
+        return replace(_meant(settings, environ), made_from=made_from)
     except (ConfigError, InsecurePath, ModelNotFound) as error:
         if last is None or _is_an_answer(error):
             raise
         log.error("going on with the settings of before, for these cannot be used: %s", error)  # noqa: TRY400
-        return replace(_meant(last.settings, last.policy), made_from=last.made_from)
+        return replace(_meant(last.settings, environ, last.policy), made_from=last.made_from)
 
 
 def _written(
@@ -145,9 +147,12 @@ def _without_plugins() -> Iterator[None]:
 
 
 def _located(settings: RankSettings, find: Callable[[str, str], Path]) -> RankSettings:
-    """The same with the model where it lies now: another snapshot may be the current one."""
-    model = settings.model
-    return replace(settings, model=replace(model, path=str(find(model.name, model.revision))))
+    """The same with models where they lie now: another snapshot may be the current one."""
+    model, partner = settings.model, settings.model.partner
+    if partner is not None:
+        partner = replace(partner, path=str(find(partner.name, partner.revision)))
+    path = str(find(model.name, model.revision))
+    return replace(settings, model=replace(model, path=path, partner=partner))
 
 
 def _is_an_answer(error: PreloadError) -> bool:
@@ -167,8 +172,11 @@ def _remembered(instance: Instance, environ: Mapping[str, str]) -> Running | Non
     return None
 
 
-def _meant(settings: RankSettings, before: Policy | None = None) -> Orders:
+def _meant(
+    settings: RankSettings, environ: Mapping[str, str], before: Policy | None = None
+) -> Orders:
     """What `settings` mean here and now; who may attach is as `before` if that is known."""
+    settings = _up_to_date(settings, environ)
     owner = os.geteuid()
     policy = replace(before, owner=owner) if before else peers.policy(settings.access, owner)
     mine = {os.getegid(), *os.getgroups()}
@@ -180,6 +188,18 @@ def _meant(settings: RankSettings, before: Policy | None = None) -> Orders:
             ", ".join(map(str, sorted(policy.gids - mine))),
         )
     return Orders(settings, policy, _folder(settings))
+
+
+def _up_to_date(settings: RankSettings, environ: Mapping[str, str]) -> RankSettings:
+    """The same with what is installed now."""
+    settings = with_versions(settings, sys.executable, environ)
+    if settings.model.builder is Builder.VLLM and not settings.versions.vllm:
+        log.warning(
+            "no vLLM is found in the folders of %s, so that an upgrade of it would not be noticed: "
+            "stop the group before one, or name the interpreter of a virtual environment",
+            settings.python or sys.executable,
+        )
+    return settings
 
 
 def _folder(settings: RankSettings) -> Path:

@@ -16,9 +16,11 @@ from functools import partial
 import anyio
 from anyio import to_thread
 
+from preloadd.domain.ids import LeaseId, lease_id
 from preloadd.domain.leases import Lease
+from preloadd.errors import ProtocolViolation
 from preloadd.linux.fds import OwnedFd
-from preloadd.linux.memfd import sealed_bytes
+from preloadd.linux.memfd import read_sealed, sealed_bytes
 from preloadd.linux.notify import Notifier
 from preloadd.rank.generation import Generation, chunk_name, manifest_name
 
@@ -28,7 +30,11 @@ LISTENER = "listen"
 RELEASED = "released"
 """Marks that an operator freed the weights: the next life is not to load them by itself."""
 
+PROFILING = "profiling."
+"""Begins the names of marks that leases profile."""
+
 BARRIER_S = 10.0
+_MAX_MARK = 64
 MOST_WAITING = 1024
 """Orders that may wait for a manager that hangs; leases beyond are not parked."""
 
@@ -70,7 +76,7 @@ class Parking:
         # and with it a descriptor.
         self._waiting: deque[_Order] = deque()
         self._more = anyio.Event()
-        self._leases: dict[str, _Order] = {}
+        self._passing: dict[str, _Order] = {}
 
     async def work(self) -> None:
         """Carry out what is told below, until cancelled. To be run once, beside everything else."""
@@ -115,6 +121,11 @@ class Parking:
         await order.done.wait()
         _require([order])
 
+    async def told(self) -> None:
+        """Wait until the manager was told all this, whether it has done it or not."""
+        if self._waiting:
+            await self._waiting[-1].done.wait()
+
     def evict(self, generation: Generation) -> None:
         """Have a generation dropped, manifest first, so that none is left without its chunks."""
         names = [chunk_name(generation.id, index) for index in range(len(generation.chunks))]
@@ -149,20 +160,43 @@ class Parking:
             log.warning("the service manager is behind: a lease will not outlive this daemon")
             return
         try:
-            self._leases[lease.fdname] = self._keep(lease.fdname, fd, poll=True)
+            self._passing[lease.fdname] = self._keep(lease.fdname, fd, poll=True)
         except OSError as error:
             log.warning("the lease of %s will not outlive this daemon: %s", lease.client, error)
 
     def drop_lease(self, lease: Lease) -> None:
-        """Have a lease's connection closed: an engine is hung up on with the last copy of it.
+        """Have a lease's connection closed: an engine is hung up on with the last copy of it."""
+        self._drop_passing(lease.fdname)
+
+    def mark_profiling(self, lease: LeaseId, until: float) -> None:
+        """Have a life that may come before the monotonic time `until` know that a lease profiles.
+
+        Where that cannot be parked, this life knows it all the same.
+        """
+        name = profiling_name(lease)
+        if len(self._waiting) >= MOST_WAITING:
+            log.warning("the service manager is behind: %s is not parked", name)
+            return
+        try:
+            with sealed_bytes(name, repr(until).encode()) as mark:
+                self._passing[name] = self._keep(name, mark.fileno(), poll=False)
+        except OSError as error:
+            log.warning("%s is not parked: %s", name, error)
+
+    def drop_profiling(self, lease: LeaseId) -> None:
+        """Have that mark closed."""
+        self._drop_passing(profiling_name(lease))
+
+    def _drop_passing(self, name: str) -> None:
+        """Have closed what a client was the cause of.
 
         A copy that still waits for the manager is closed at once, or clients that come and go would
         use up all descriptors while it hangs.
         """
-        waiting = self._leases.pop(lease.fdname, None)
+        waiting = self._passing.pop(name, None)
         if waiting is not None and not waiting.begun:
             waiting.close()
-        self.drop([lease.fdname])
+        self.drop([name])
 
     async def ready(self) -> None:
         """Tell the manager that this rank serves, after all that was told before. OSError."""
@@ -186,6 +220,21 @@ class Parking:
         self._waiting.append(order)
         self._more.set()
         return order
+
+
+def profiling_name(lease: LeaseId) -> str:
+    """Under which name it is parked that a lease profiles."""
+    return f"{PROFILING}{lease}"
+
+
+def parked_profiling(name: str, fd: OwnedFd) -> tuple[LeaseId, float]:
+    """The lease that was marked as `name`, and until when; takes `fd`. ValueError if it is none."""
+    with fd:
+        try:
+            until = float(read_sealed(fd.fileno(), _MAX_MARK))
+        except ProtocolViolation as error:
+            raise ValueError(str(error)) from error
+    return lease_id(name.removeprefix(PROFILING)), until
 
 
 def _require(orders: Sequence[_Order]) -> None:

@@ -15,7 +15,7 @@ import msgspec
 from preloadd import __version__
 from preloadd.domain.ids import LeaseId, client_name
 from preloadd.domain.key import Difference, differences
-from preloadd.domain.leases import Lease, Mode, may_release
+from preloadd.domain.leases import Lease, Mode, Profilers, may_release
 from preloadd.domain.lifecycle import Event, State, advance
 from preloadd.domain.settings import RankSettings
 from preloadd.errors import ErrorCode
@@ -33,6 +33,7 @@ _UNAVAILABLE: dict[State, m.Reason] = {
 }
 _RELEASED = "the weights were released; ask for a load to have them again"
 _SETTLE_S = 3.0
+_TELL_S = 1.0
 _MAX_FIELDS = 64
 _MAX_VALUE = 512
 _MAX_LEASES_TOLD = 128
@@ -53,6 +54,8 @@ class Service:
         self._started = clock()
         self._ready_s = 0.0
         self._leases: dict[LeaseId, Lease] = {}
+        self._profilers = Profilers(settings.deadlines.profiling)
+        self._quieter = anyio.Event()
         self._changed = anyio.Event()
         self._progress = m.Progress(phase="")
         self._detail = ""
@@ -157,6 +160,7 @@ class Service:
             backend=manifest.backend,
             manifest=os.fstat(self.generation.sealed.fileno()).st_size,
             chunks=manifest.chunks,
+            profiling=True,
         )
         try:
             return lease, granted, self.generation.descriptors()
@@ -182,6 +186,48 @@ class Service:
         """An engine hung up or was hung up on."""
         if self._leases.pop(lease.id, None) is not None:
             self._parking.drop_lease(lease)
+            self._profiled(lease.id)
+
+    def profiling(self, lease: Lease | None, *, active: bool) -> m.Done | m.Refused:
+        """A client says whether it measures how much memory is free; believed for a while."""
+        if lease is None:
+            return m.Refused(
+                code=ErrorCode.UNAVAILABLE,
+                detail="only an engine that holds weights is waited for: attach first",
+            )
+        self._profiled(lease.id)
+        if active:
+            until = self._profilers.begin(lease.id, self._clock())
+            self._parking.mark_profiling(lease.id, until)
+        return m.Done()
+
+    def profiling_resumed(self, lease: LeaseId, until: float) -> bool:
+        """Believe what a lease told an earlier daemon; False if there is no such lease."""
+        if lease in self._leases:
+            self._profilers.resume(lease, until, self._clock())
+        return lease in self._leases
+
+    def profilers(self, asker: LeaseId | None = None) -> list[Lease]:
+        """The leases that profile now, but for the one of whoever asks."""
+        active = self._profilers.active(self._clock()) - {asker}
+        return [each for each in self._leases.values() if each.id in active]
+
+    async def undisturbed(self, asker: LeaseId | None = None) -> None:
+        """Wait until freeing memory disturbs nobody but `asker`, or nobody is believed any more."""
+        while (seconds := self._profilers.wait(self._clock(), but=asker)) > 0:
+            with anyio.move_on_after(seconds):
+                await self._quieter.wait()
+
+    def _profiled(self, lease: LeaseId) -> None:
+        if self._profilers.end(lease):
+            self._parking.drop_profiling(lease)
+            self._quieter.set()
+            self._quieter = anyio.Event()
+
+    async def told(self) -> None:
+        """Wait until the manager was told all there is to tell now, if it listens."""
+        with anyio.move_on_after(_TELL_S):
+            await self._parking.told()
 
     async def settled(self) -> str | None:
         """Wait a moment until the manager has done what it was told; why it has not, or None."""
@@ -192,8 +238,8 @@ class Service:
             return f"the service manager still holds its copy of the weights: {error}"
         return None
 
-    def release(self, asker: LeaseId | None, *, operator: bool) -> m.Done | m.Refused:
-        """Free the weights if the asker may; the parked copy goes first.
+    def release_refusal(self, asker: LeaseId | None, *, operator: bool) -> m.Refused | None:
+        """Why the asker may not have the weights freed now, or None.
 
         Engines that went on with weights of an earlier generation neither hinder nor may it.
         """
@@ -204,6 +250,13 @@ class Service:
             return m.Refused(
                 code=ErrorCode.UNAVAILABLE, detail=f"nothing to release: the rank is {self.state}"
             )
+        return None
+
+    def release(self, asker: LeaseId | None, *, operator: bool) -> m.Done | m.Refused:
+        """Free the weights if the asker may; the parked copy goes first."""
+        refusal = self.release_refusal(asker, operator=operator)
+        if refusal is not None or self.generation is None:
+            return refusal or m.Done()
         self._parking.mark_released()
         self._parking.evict(self.generation)
         self.close()
@@ -217,8 +270,8 @@ class Service:
             return []
         return [each for each in self._leases.values() if each.generation == self.generation.id]
 
-    def load(self, *, operator: bool) -> m.Done | m.Refused:
-        """Have the weights loaded again after a release."""
+    def load_refusal(self, *, operator: bool) -> m.Refused | None:
+        """Why the asker may not have the weights loaded again now, or None."""
         if not operator:
             return m.Refused(
                 code=ErrorCode.DENIED,
@@ -228,8 +281,14 @@ class Service:
             return m.Refused(
                 code=ErrorCode.UNAVAILABLE, detail=f"nothing to load: the rank is {self.state}"
             )
-        self.load_wanted.set()
-        return m.Done()
+        return None
+
+    def load(self, *, operator: bool) -> m.Done | m.Refused:
+        """Have the weights loaded again after a release."""
+        refusal = self.load_refusal(operator=operator)
+        if refusal is None:
+            self.load_wanted.set()
+        return refusal or m.Done()
 
     def memory(self, request: m.Memory) -> m.MemoryHeld | m.Mismatched | m.NotAvailable:
         """Device memory an engine with this key finds already taken by weights it will share."""
@@ -258,7 +317,7 @@ class Service:
             total=self._progress.total,
             uptime_s=self._clock() - self._started,
             ready_s=self._ready_s,
-            leases=tuple(_told(lease) for lease in list(self._leases.values())[:_MAX_LEASES_TOLD]),
+            leases=self._leases_told(),
             lease_count=len(self._leases),
             counters={"loads": self._loads, "bytes_read": self._bytes_read},
         )
@@ -276,6 +335,11 @@ class Service:
             counters=told.counters
             | {f"generation_{name}": value for name, value in manifest.counters.items()},
         )
+
+    def _leases_told(self) -> tuple[m.LeaseTold, ...]:
+        active = self._profilers.active(self._clock())
+        told = list(self._leases.values())[:_MAX_LEASES_TOLD]
+        return tuple(_told(lease, profiling=lease.id in active) for lease in told)
 
     def changed(self) -> tuple[m.StateChanged, anyio.Event]:
         """The state now, and an event that is set at the next change."""
@@ -310,11 +374,12 @@ def _mismatched(found: tuple[Difference, ...]) -> m.Mismatched:
     )
 
 
-def _told(lease: Lease) -> m.LeaseTold:
+def _told(lease: Lease, *, profiling: bool) -> m.LeaseTold:
     return m.LeaseTold(
         id=lease.id,
         client=lease.client,
         pid=lease.pid,
         mode=Mode(lease.mode),
         generation=lease.generation,
+        profiling=profiling,
     )

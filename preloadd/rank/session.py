@@ -8,6 +8,7 @@ from typing import assert_never
 import anyio
 
 from preloadd.domain.access import Policy, is_operator
+from preloadd.domain.ids import LeaseId
 from preloadd.domain.leases import Lease
 from preloadd.errors import ErrorCode
 from preloadd.protocol import messages as m
@@ -58,7 +59,12 @@ class Desk:
             case m.Release():
                 return await self._release(session, lease, operator=operator)
             case m.Load():
-                await session.answer(service.load(operator=operator))
+                await self._load(session, lease, operator=operator)
+            case m.Profiling():
+                answer = service.profiling(lease, active=request.active)
+                # Also so that nobody can say it more often than the manager can be told.
+                await service.told()
+                await session.answer(answer)
             case m.Memory():
                 await session.answer(service.memory(request))
             case m.Status():
@@ -72,8 +78,14 @@ class Desk:
     async def _release(
         self, session: Session, lease: Lease | None, *, operator: bool
     ) -> Lease | None:
-        """Free the weights; answered when no copy of them is left here or with the manager."""
-        answer = self._service.release(lease.id if lease else None, operator=operator)
+        """Free the weights; answered when no copy of them is left here or with the manager.
+
+        Whether it may be is decided twice: other engines may come while it waits.
+        """
+        asker = lease.id if lease else None
+        if self._service.release_refusal(asker, operator=operator) is None:
+            await self._undisturbed(session, "a release", asker)
+        answer = self._service.release(asker, operator=operator)
         if isinstance(answer, m.Done):
             who = lease.client if lease is not None else f"user {session.peer.uid}"
             log.info("weights released by %s (pid %d)", who, session.peer.pid)
@@ -84,6 +96,20 @@ class Desk:
                 answer = m.Refused(code=ErrorCode.INTERNAL, detail=left)
         await session.answer(answer)
         return lease
+
+    async def _load(self, session: Session, lease: Lease | None, *, operator: bool) -> None:
+        """Load again. At its end the loader frees what it needed besides the weights."""
+        if self._service.load_refusal(operator=operator) is None:
+            await self._undisturbed(session, "a load", lease.id if lease else None)
+        await session.answer(self._service.load(operator=operator))
+
+    async def _undisturbed(self, session: Session, what: str, asker: LeaseId | None) -> None:
+        """Keep this client waiting while engines profile, and nobody else."""
+        profilers = self._service.profilers(asker)
+        if profilers:
+            names = ", ".join(f"{each.client} (pid {each.pid})" for each in profilers)
+            log.info("%s for %s waits: %s measures free memory", what, session, names)
+            await self._service.undisturbed(asker)
 
     async def _attach(self, session: Session, request: m.Attach) -> Lease | None:
         refusal = self._service.refusal(request)

@@ -21,7 +21,8 @@ import uvicorn
 
 from preloadd.errors import ConfigError, PreloadError
 from preloadd.linux import logs
-from preloadd.linux.notify import Notifier, inherited, watchdog_interval
+from preloadd.linux.notify import Notifier, watchdog_interval
+from preloadd.linux.passed import inherited
 from preloadd.supervisor import devices, nvml
 from preloadd.supervisor.app import create_app
 from preloadd.supervisor.lookout import Lookout

@@ -25,6 +25,7 @@ from preloadd.protocol.messages import (
     Reply,
     Request,
     StateChanged,
+    Watch,
 )
 
 _PAUSE = 0.01
@@ -117,10 +118,23 @@ class Client(Owner):
                     f"{timeout:g} s: see its log, and restart it if it hangs",
                 ) from error
 
-    def event(self, *, timeout: float = math.inf) -> StateChanged | None:
-        """The next change, after a `Watch` was answered; None if there is none within `timeout`.
+    def watch(self, *, timeout: float) -> None:
+        """Ask to be told of every change; the first `event`, which comes at once, is the state now.
 
-        Unavailable when the daemon hangs up.
+        Unavailable if the daemon takes nothing.
+        """
+        with self._closed_on_errors():
+            outgoing = self._connection.request(Watch())
+            try:
+                with suppress(BrokenPipeError, ConnectionResetError):
+                    self._link.send(outgoing.data, deadline=time.monotonic() + timeout)
+            except TimeoutError as error:
+                raise Unavailable("absent", f"the daemon at {self._name} does not read") from error
+
+    def event(self, *, timeout: float = math.inf) -> StateChanged | None:
+        """The next change, after a `Watch` was asked; None if there is none within `timeout`.
+
+        Unavailable when the daemon hangs up, or turns this client away.
         """
         with self._closed_on_errors():
             try:
@@ -130,7 +144,8 @@ class Client(Owner):
             if isinstance(reply, StateChanged):
                 return reply
             why = reply.detail if isinstance(reply, (NotAvailable, Refused)) else codec.tag(reply)
-            raise Unavailable("absent", f"the daemon at {self._name} tells no more: {why}")
+            reason = reply.reason if isinstance(reply, NotAvailable) else "absent"
+            raise Unavailable(reason, f"the daemon at {self._name} tells no more: {why}")
 
     def fileno(self) -> int:
         """The socket, still owned by this object."""

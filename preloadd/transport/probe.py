@@ -25,30 +25,35 @@ async def ask_probe(
 ) -> Probe:
     """What the loader with the command line `loader` sees in `environ`.
 
-    If it does not tell, the `problem` of the answer says why. One that hangs is killed.
+    If it does not tell, the `problem` of the answer says why, and it is not `answered`. One that
+    hangs is killed.
     """
     command = [*loader, PROBE]
     try:
         with anyio.fail_after(patience):
             found = await answer(command, environ)
     except TimeoutError:
-        return Probe(problem=f"`{' '.join(command)}` did not answer within {patience:g} s")
+        return _unanswered(f"`{' '.join(command)}` did not answer within {patience:g} s")
     except OSError as error:
-        return Probe(problem=f"`{' '.join(command)}` cannot be started: {error.strerror}")
+        return _unanswered(f"`{' '.join(command)}` cannot be started: {error.strerror}")
     return told(command, found.status, found.said)
 
 
 def told(command: Sequence[str], status: int, text: bytes) -> Probe:
-    """What `command` said, which ended with `status`; `problem` if it made no sense."""
+    """What `command` said, which ended with `status`; not `answered` if it made no sense."""
     called = f"`{' '.join(command)}`"
     if status in NOT_STARTED:
-        return Probe(problem=f"{command[0]} cannot be started")
+        return _unanswered(f"{command[0]} cannot be started")
     if status:
-        return Probe(problem=f"{called} ended with status {status}: run it to see why")
+        return _unanswered(f"{called} ended with status {status} (run it to see why)")
     try:
         probe = msgspec.json.decode(text.strip().rpartition(b"\n")[2], type=Probe)
         for device in probe.devices:
             device_id(device.id)
     except (msgspec.MsgspecError, ConfigError) as error:
-        return Probe(problem=f"{called} said nothing that can be understood: {error}")
+        return _unanswered(f"{called} said nothing that can be understood ({error})")
     return probe
+
+
+def _unanswered(problem: str) -> Probe:
+    return Probe(problem=problem, answered=False)

@@ -55,6 +55,15 @@ def host(_: Path, __: pytest.MonkeyPatch) -> Backend:
     return Backend(HostFiller(), HostKeeper(), HostMapper(), imports)
 
 
+def host_private(_: Path, __: pytest.MonkeyPatch) -> Backend:
+    imports = """
+from functools import partial
+from preloadd.memory.host import HostFiller as Filler, HostMapper
+Mapper = partial(HostMapper, private=True)
+"""
+    return Backend(HostFiller(), HostKeeper(), HostMapper(private=True), imports)
+
+
 def on_device(keeper: Keeper, opened: Callable[[], Driver], imports: str) -> Backend:
     """A filler and a mapper of the same device, as processes of their own would have them."""
     mine = opened()
@@ -137,6 +146,7 @@ def play(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
 
 BACKENDS: dict[str, Callable[[Path, pytest.MonkeyPatch], Backend]] = {
     "host": host,
+    "host-private": host_private,
     "cuda": cuda,
     "cuda-stand-in": cuda_stand_in,
     "hip-stand-in": hip_stand_in,

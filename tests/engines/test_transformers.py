@@ -273,10 +273,23 @@ def test_another_rope_base_does_not_match(run, tiny, tmp_path):
         attach(copy, running.sockets)
 
 
-def test_another_dtype_does_not_match(run, tiny):
+@pytest.mark.parametrize(
+    "wish",
+    [{"dtype": torch.float32}, {"torch_dtype": "float32"}, {"torch_dtype": torch.float32}],
+    ids=str,
+)
+def test_another_dtype_does_not_match(run, tiny, wish):
     with run(tiny) as running, pytest.raises(Mismatch, match="dtype: daemon has 'bfloat16'"):
         options = {"memory": "host", "socket_dir": running.sockets, "fallback": False}
-        from_pretrained(tiny, dtype=torch.float32, options=options)
+        from_pretrained(tiny, **wish, options=options)
+
+
+def test_both_names_of_the_dtype_mean_the_same(tiny):
+    nobody = {"memory": "host", "socket_dir": tiny}
+    with pytest.raises(ConfigError, match=r"dtype and torch_dtype .* bfloat16 and float32: leave"):
+        from_pretrained(tiny, dtype="bfloat16", torch_dtype=torch.float32, options=nobody)
+    alike = {"dtype": torch.float32, "torch_dtype": "float32"}
+    assert from_pretrained(tiny, **alike, options=nobody).dtype is torch.float32
 
 
 def test_without_a_daemon_the_paths_searched_are_told(tiny, socket_dir, caplog, monkeypatch):
@@ -334,7 +347,7 @@ def test_a_device_that_cannot_be_is_an_error_even_with_fallback(tiny):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a machine without a GPU is needed")
 def test_without_a_gpu_host_memory_must_be_asked_for_even_with_fallback(tiny):
-    with pytest.raises(UnsupportedPlatformForIPCError, match='give the option memory: "host"'):
+    with pytest.raises(UnsupportedPlatformForIPCError, match=r'give options=\{"memory": "host"\}'):
         from_pretrained(tiny)
 
 

@@ -95,7 +95,7 @@ def test_an_engine_without_a_visible_gpu_is_told_what_to_do(
         assert told.value.kind == "UnsupportedPlatformForIPCError"
         assert told.value.code == "unsupported"
         assert "CUDA_VISIBLE_DEVICES" in told.value.text
-        assert 'memory: "host"' in told.value.text
+        assert 'options={"memory": "host"}' in told.value.text
 
 
 def test_so_is_one_of_transformers_however_much_it_may_fall_back(

@@ -127,6 +127,20 @@ def test_the_stage_is_real(ask, shared):
     lease.close()
 
 
+@pytest.mark.parametrize(
+    ("knows", "why"),
+    [(False, "is older and cannot spare who profiles"), (True, "could not be told of profiling")],
+)
+def test_a_daemon_that_is_older_or_gone_is_not_told_of_profiling(ask, grant, caplog, knows, why):
+    """An older one would hang up, and so end the lease."""
+    caplog.set_level("INFO", "preloadd.engine.client")
+    grant.say(profiling=knows)
+    lease = ask(leaving)
+    lease.profiling(active=True)
+    assert [(r.levelname, why in r.getMessage()) for r in caplog.records] == [("INFO", True)]
+    lease.close()
+
+
 def unsealed(data: bytes) -> OwnedFd:
     fd = memfd.create("unsealed")
     os.write(fd.fileno(), data)

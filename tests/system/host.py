@@ -16,6 +16,10 @@ HEALTH = "http://127.0.0.1:9470/healthz"
 LIMITS = "/run/systemd/system/preloadd@.service.d/limits.conf"
 
 
+DRAFTED = 'builder = "vllm"\nengine_args = { sc = { method = "mtp", num_speculative_tokens = 1 } }'
+"""In a group's file: ranks for a draft as well."""
+
+
 class Host:
     """Groups are files, ranks are units; `machine` is for everything else."""
 

@@ -51,7 +51,7 @@ def rendezvous(instance):
     (folder / instance).touch(exist_ok=False)
     group = os.environ["PRELOADD_GROUP"]
     settings = tomllib.loads(Path(f"/etc/preloadd/groups.d/{group}.toml").read_text())
-    expected = len(settings["gpus"]) * (2 if "draft" in settings else 1)
+    expected = len(settings["gpus"]) * (2 if "engine_args" in settings else 1)
     while len(list(folder.iterdir())) < expected:
         time.sleep(0.01)
 

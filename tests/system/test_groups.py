@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.system.host import Host, group, rank
+from tests.system.host import DRAFTED, Host, group, rank
 
 A = ("CPU-0", "CPU-1", "CPU-2")
 B = ("CPU-3", "CPU-4")
@@ -221,7 +221,7 @@ def test_a_stop_of_one_rank_stops_its_group(two: Host) -> None:
 
 
 def test_a_draft_belongs_to_its_target(host: Host) -> None:
-    host.write_group("a", A[:1], more="[draft]")
+    host.write_group("a", A[:1], more=DRAFTED)
     host.start()
     both = (A[0], f"{A[0]}.draft")
     weights, old = host.weights(both), host.pids(both)

@@ -8,7 +8,7 @@ import pytest
 
 from tests.system import installed
 from tests.system.conftest import Boot
-from tests.system.host import Host, rank
+from tests.system.host import DRAFTED, Host, rank
 
 SERVICES = [unit.name for unit in installed.UNITS if unit.suffix == ".service"]
 INSTANCES = {"preloadd@.service": "CPU-0"}
@@ -23,7 +23,7 @@ def instance(unit: str) -> str:
 
 
 def test_systemd_understands_every_unit_and_drop_in(host: Host) -> None:
-    host.write_group("a", ["CPU-0", "CPU-1"], more='[draft]\n[access]\ngroups = ["daemon"]')
+    host.write_group("a", ["CPU-0", "CPU-1"], more=f'{DRAFTED}\n[access]\ngroups = ["daemon"]')
     found = host.machine.run("ls", "/run/systemd/generator").stdout
     assert "preloadd@CPU-1.draft.service.d" in found
     units = [instance(unit.name) for unit in installed.UNITS]

@@ -6,7 +6,15 @@ Standard library only, so that it also runs where the reason is that something i
 
 from __future__ import annotations
 
-from preloadd.admin.doctor import configuration, gpus, interpreter, manager, permissions, sockets
+from preloadd.admin.doctor import (
+    configuration,
+    gpus,
+    interpreter,
+    manager,
+    permissions,
+    plugin,
+    sockets,
+)
 from preloadd.admin.findings import Finding
 from preloadd.admin.world import World
 
@@ -16,6 +24,7 @@ def diagnose(world: World) -> list[Finding]:
     raw = configuration.read(world)
     found = [*interpreter.examine(world)]
     found += configuration.examine(world, interpreter_works=not _broken(found))
+    found += plugin.examine(world, raw)
     found += permissions.examine(world, raw)
     found += sockets.examine(world, raw)
     found += manager.examine(world, raw)

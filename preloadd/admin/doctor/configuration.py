@@ -10,6 +10,7 @@ from typing import Any
 from preloadd.admin.doctor.interpreter import run
 from preloadd.admin.findings import Finding, fault, note, ok, warning
 from preloadd.admin.world import World
+from preloadd.config.engine import members_of
 from preloadd.config.files import Key, Layers, group_files, host_files, read_all
 from preloadd.domain.ids import on_host
 from preloadd.linux.room import room
@@ -116,8 +117,7 @@ def _said(key: Key, environ: Mapping[str, str], layers: Layers) -> object:
 
 def _instances(world: World) -> Iterator[str]:
     for document in read_all(group_files(world.config_dir).paths)[0]:
-        gpus = document.table.get("gpus")
-        yield from (gpu for gpu in gpus if isinstance(gpu, str)) if isinstance(gpus, list) else ()
+        yield from members_of(document)
 
 
 def _parted(text: str) -> tuple[str, str]:

@@ -29,7 +29,7 @@ NEEDED = {
 def main() -> None:
     """Tell the version of every distribution, null where it is missing."""
     found = {name: _version(name) for name in (*NEEDED, "preloadd")}
-    old = [name for name, least in NEEDED.items() if _older(found[name], least)]
+    old = [name for name, least in NEEDED.items() if older(found[name], least)]
     sys.stdout.write(json.dumps({"versions": found, "old": old}))
 
 
@@ -40,7 +40,8 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _older(found: str | None, least: str) -> bool:
+def older(found: str | None, least: str) -> bool:
+    """Whether a version that was found is not even `least`."""
     return found is not None and _numbers(found) < _numbers(least)
 
 

@@ -46,7 +46,8 @@ def _folder(path: Path) -> Iterator[Finding]:
 
 def _lengths(raw: Raw) -> Iterator[Finding]:
     for instance in raw.instances:
-        length = len(os.fsencode(f"{raw.socket_dir}/{instance}/rank.sock"))
+        name = "rank_draft.sock" if instance.endswith(".draft") else "rank.sock"
+        length = len(os.fsencode(f"{raw.socket_dir}/{instance}/{name}"))
         if length > LONGEST:
             yield fault(
                 "sockets",

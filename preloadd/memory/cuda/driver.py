@@ -7,6 +7,7 @@ that frameworks use as well; a thread gets its own context back after each use.
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -43,8 +44,8 @@ def bindings() -> ModuleType:
         from cuda.bindings import driver
     except Exception as error:  # it is not there, is broken, or another package has its name
         raise NoSuchDevice(
-            f"GPUs cannot be used from this Python ({brief(error) or type(error).__name__}): "
-            "install preloadd[cuda] into it"
+            f"GPUs cannot be used from {sys.executable} ({brief(error) or type(error).__name__}): "
+            "install the packages cuda-bindings and nvidia-ml-py into it"
         ) from error
     cu: ModuleType = driver
     try:
@@ -62,7 +63,7 @@ def bindings() -> ModuleType:
         ) from error
     if status:
         raise NoSuchDevice(
-            f"no GPU can be used: {_words(cu, status)}: {_REMEDIES.get(status, HINT)}"
+            f"no GPU can be used, {_words(cu, status)}: {_REMEDIES.get(status, HINT)}"
         )
     return cu
 

@@ -21,18 +21,21 @@ from preloadd.memory.hip.driver import (
 )
 from preloadd.memory.visible import hint
 
+NODE = "dev/kfd"
+"""The device of AMD's driver, below the root."""
+
 _NO_VMM = "this GPU or its driver does not support virtual memory management: update ROCm"
 
 
 def probe(environ: Mapping[str, str], root: Path = Path("/"), library: Path | None = None) -> Probe:
-    """What is to be seen here; never raises for what is not. `root` is where /sys is found."""
+    """What is to be seen here; never raises for what is not. `root` is where /sys, /dev are."""
     hides = hint(VISIBLE, environ)
     version = _version(root)
     try:
         hip = initialised(library)
         devices = tuple(_device(hip, number) for number in numbers(hip))
     except (NoSuchDevice, DeviceFailed) as error:
-        return Probe(driver=version, problem=str(error), hint=hides)
+        return Probe(driver=version, problem=f"{error}{_without_node(root)}", hint=hides)
     return Probe(devices, version, hint=hides)
 
 
@@ -49,6 +52,13 @@ def _device(hip: ctypes.CDLL, number: int) -> Device:
         total=total.value,
         problem="" if granularity(hip, number) else _NO_VMM,
     )
+
+
+def _without_node(root: Path) -> str:
+    """What else keeps AMD's GPUs from being seen, whatever its library says."""
+    if (root / NODE).exists():
+        return ""
+    return f"; there is no /{NODE}: load the driver amdgpu, or let this container have the GPUs"
 
 
 def _version(root: Path) -> str:

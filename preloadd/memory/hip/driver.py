@@ -36,9 +36,10 @@ def open_device(
         if found == device:
             return HipDriver(hip, number, device)
         seen.append(found)
+    told = f"only {', '.join(seen)}" if seen else "nor any other"
     hides = hint(VISIBLE, environ)
     hidden = f" ({hides})" if hides else ""
-    raise NoSuchDevice(f"{device} is not to be seen here, only {', '.join(seen)}{hidden}")
+    raise NoSuchDevice(f"{device} is not to be seen here, {told}{hidden}")
 
 
 def open_ordinal(number: int, library: Path | None = None) -> HipDriver:
@@ -55,7 +56,7 @@ def initialised(library: Path | None = None) -> ctypes.CDLL:
     status = hip.hipInit(0)
     if status:
         raise NoSuchDevice(
-            f"no AMD GPU can be used: {_words(hip, status)}: is the kernel's driver loaded, may "
+            f"no AMD GPU can be used, {_words(hip, status)}: is the kernel's driver loaded, may "
             f"this user open /dev/kfd and /dev/dri/render*, and does {VISIBLE} hide it?"
         )
     return hip

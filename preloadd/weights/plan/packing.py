@@ -45,27 +45,33 @@ class ArenaPlan:
 def pack(slices: Iterable[Slice], chunk_bytes: int, granularity: int) -> ArenaPlan:
     """Lay out `slices` in the order given, which `select` makes the order of the files.
 
+    Chunks are those of `lay_out`; so are errors.
+    """
+    held = tuple(slices)
+    chunks, storages = lay_out([each.nbytes for each in held], chunk_bytes, granularity)
+    return ArenaPlan(chunks, held, storages, _tensors(held))
+
+
+def lay_out(
+    sizes: Sequence[int], chunk_bytes: int, granularity: int
+) -> tuple[tuple[int, ...], Storages]:
+    """Sizes of chunks, and where storages of `sizes` bytes go in them, in the order given.
+
     Chunks hold up to `chunk_bytes` (rounded up to `granularity`, a multiple of ALIGNMENT); a larger
-    tensor gets a chunk of its own. Where that would be more than MAX_CHUNKS, or waste too much of a
-    large arena at chunk ends, chunks are larger. ConfigError unless both sizes make sense.
+    storage gets a chunk of its own. Where that would be more than MAX_CHUNKS, or waste too much of
+    a large arena at chunk ends, chunks are larger. ConfigError unless both sizes make sense.
     """
     if chunk_bytes < 1:
         raise ConfigError(f"chunk size is {chunk_bytes} bytes: at least 1")
     if granularity < 1 or granularity % ALIGNMENT:
         raise ConfigError(f"granularity is {granularity} bytes: expected multiples of {ALIGNMENT}")
-    held = tuple(slices)
-    sizes = [each.nbytes for each in held]
     limit = _rounded(chunk_bytes, granularity)
     layout = _lay(sizes, limit)
     while len(layout.ends) > 1 and not _frugal(layout, granularity, sum(sizes)):
         limit *= 2
         layout = _lay(sizes, limit)
-    return ArenaPlan(
-        chunks=tuple(max(_rounded(end, granularity), granularity) for end in layout.ends),
-        slices=held,
-        storages=Storages(chunk=layout.chunk, offset=layout.offset, nbytes=sizes),
-        tensors=_tensors(held),
-    )
+    chunks = tuple(max(_rounded(end, granularity), granularity) for end in layout.ends)
+    return chunks, Storages(chunk=layout.chunk, offset=layout.offset, nbytes=list(sizes))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,14 @@
+from dataclasses import replace
+
+import msgspec
 import pytest
 
 from preloadd.admin.apply import plan, write
-from preloadd.domain.settings import Digest
+from preloadd.config.versions import with_versions
+from preloadd.domain.settings import Builder, Digest, Layout, Running
 from preloadd.errors import ConfigError
 from tests.checkpoints import llama
+from tests.unit.linux.test_installed import install
 
 A = "GPU-53b1d48b-de77-970d-5f91-576155feee6c"
 
@@ -65,6 +70,28 @@ def test_checkpoint_that_was_replaced_in_its_place_drops_weights(host):
     path.write_text(path.read_text())
     (drop,) = plan(host.world).drops
     assert f"the files in {host.model} are others than those that were loaded" in str(drop)
+
+
+def test_another_vllm_drops_weights(host):
+    packages = host.root / "packages"
+    install(packages, "vllm", "0.33.0")
+    (packages / "vllm").mkdir()
+    (packages / "vllm/__init__.py").touch()
+    (host.root / "etc/default/preloadd").write_text(f"PYTHONPATH={packages}\n")
+    host.group(more='builder = "vllm"\nengine_args = { seed = 1 }')
+    vllm = {"builder": Builder.VLLM, "layout": Layout.PLAIN, "engine_args": ("--seed=1",)}
+    record = host.running(**vllm)
+    running = msgspec.json.decode(record.read_bytes(), type=Running)
+
+    def drops(version: str) -> list[str]:
+        found = replace(now, versions=replace(now.versions, vllm=version))
+        record.write_bytes(msgspec.json.encode(replace(running, settings=found)))
+        return [str(drop) for drop in plan(host.world).drops]
+
+    now = with_versions(running.settings, host.world.python(), {"PYTHONPATH": str(packages)})
+    assert drops("0.33.0") == []
+    (drop,) = drops("0.32.0")
+    assert drop == "a: CPU-0 would drop its weights: vllm: was 0.32.0, now 0.33.0"
 
 
 def test_what_no_group_has_any_more_is_told_with_how_to_stop_it(host):

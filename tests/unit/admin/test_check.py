@@ -6,6 +6,7 @@ import pytest
 from preloadd.admin.check import Report, check
 from preloadd.admin.report import as_json, complaints, summary
 from preloadd.config.host import survey
+from tests.checkpoints import llama
 from tests.unit.admin.conftest import ME
 
 
@@ -77,6 +78,48 @@ def test_interpreter_without_what_loaders_need(host):
     host.group(more=f'python = "{bare}"')
     (fault,) = faults(host)
     assert f"a.toml: python: {bare} cannot run a loader: ModuleNotFoundError: No module" in fault
+
+
+def test_interpreter_without_vllm_for_a_group_of_vllm(host):
+    host.group(more='builder = "vllm"\n')
+    (fault,) = faults(host)
+    assert f"a.toml: python: {sys.executable}: has no vLLM (name the interpreter of" in fault
+    (host.root / "packages/vllm").mkdir(parents=True)
+    (host.root / "packages/vllm/__init__.py").touch()
+    (host.root / "etc/default/preloadd").write_text(f"PYTHONPATH={host.root}/packages\n")
+    assert faults(host) == []
+
+
+EAGLE = 'builder = "vllm"\nengine_args = {{ sc = {{ method = "{}", model = "{}" }} }}\n'
+
+
+def test_a_draft_is_looked_at_like_its_target(host):
+    (host.root / "packages/vllm").mkdir(parents=True)
+    (host.root / "packages/vllm/__init__.py").touch()
+    (host.root / "etc/default/preloadd").write_text(f"PYTHONPATH={host.root}/packages\n")
+    host.group(more=EAGLE.format("eagle", "/srv/none"))
+    (fault,) = faults(host)
+    assert "a.toml: engine_args.speculative-config: /srv/none: no such folder" in fault
+    host.group(more=EAGLE.format("eagle", llama(host.root / "draft")))
+    report = look(host)
+    (model,) = report.models
+    assert (model.folder, model.instances) == (str(host.model), ("CPU-0", "CPU-0.draft"))
+    files = [*host.model.glob("*.safetensors"), *host.root.glob("draft/*.safetensors")]
+    assert model.nbytes >= sum(path.stat().st_size for path in files)
+    assert (report.faults, report.notes) == ((), ())
+
+
+@pytest.mark.parametrize(
+    ("method", "more", "told"),
+    [
+        ("draft_model", "", "names method 'draft_model': engines load such a draft from disk"),
+        ("eagle", "[draft]\nenabled = false", "draft.enabled is false: engines load the draft"),
+    ],
+)
+def test_a_draft_that_stays_out_of_memory_is_noted(host, method, more, told):
+    host.group(more=EAGLE.format(method, "org/none") + more)
+    (note,) = look(host).notes
+    assert told in note
 
 
 def test_unknown_users_and_groups(host):

@@ -27,3 +27,12 @@ def test_table_has_a_line_for_each(host):
     assert "  # default" in text
     assert "[a.toml]" in text
     assert f'model = "{host.model}"' in text
+
+
+def test_sizes_that_an_engine_is_given_are_told_from_the_file(host):
+    file = host.group(more='builder = "vllm"\nengine_args = { tp = 1, dtype = "auto" }\n')
+    (group,) = json.loads(as_json(survey(host.config, {})))["groups"]
+    told = group["settings"]
+    assert told["engine_args"] == {"value": {"tp": 1, "dtype": "auto"}, "origin": str(file)}
+    assert told["parallel.tensor_parallel_size"] == {"value": 1, "origin": str(file)}
+    assert told["layout"] == {"value": "auto", "origin": "default"}

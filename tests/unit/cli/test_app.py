@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import threading
 
 import pytest
 import yaml
@@ -304,6 +305,71 @@ def test_load_that_takes_too_long(ctl, ranks):
     assert ran.status == 5
     assert "smol CPU-0: loading" in ran.err
     assert ctl("load", "smol", "--no-wait").status == 0
+
+
+def measuring(rank, state):
+    """From now on an engine measures free memory; what is asked for is answered by the test."""
+
+    def wait():
+        rank.become(leases=(lease("vllm@a", 11, profiling=True),), lease_count=1)
+
+    rank.answers[{State.SERVING: Release, State.RELEASED: Load}[state]] = wait
+
+
+def meanwhile(act):
+    """Do something while a command waits, which is for longer than a rank has to answer."""
+    timer = threading.Timer(0.8, act)
+    timer.start()
+    return timer
+
+
+def test_release_waits_for_an_engine_that_measures_free_memory(ctl, ranks):
+    rank, quick = ranks.serve("CPU-0"), ranks.serve("CPU-1")
+    measuring(rank, State.SERVING)
+
+    def end():
+        rank.become(state=State.RELEASED, generation="", arena_bytes=0, leases=(), lease_count=0)
+        rank.answer(Done())
+
+    timer = meanwhile(end)
+    ran = ctl("release", "smol", *FAST)
+    timer.join()
+    assert ran.status == 0, ran
+    told = "waiting: CPU-0 frees nothing while engines measure how much memory is free: vllm@a"
+    assert (ran.err.count("waiting"), f"{told} (pid 11)\n" in ran.err) == (1, True), ran.err
+    assert sum(isinstance(request, Release) for request in quick.asked) == 1
+
+
+def test_load_waits_as_long_as_it_is_told_to(ctl, ranks):
+    rank = ranks.serve("CPU-0", state=State.RELEASED, generation="", arena_bytes=0)
+    measuring(rank, State.RELEASED)
+    ran = ctl("load", "smol", *FAST, "--timeout", "0.8")
+    assert ran.status == 5
+    assert "the time is over: CPU-0 frees nothing while engines measure" in ran.err
+    ran = ctl("load", "smol", *FAST, "--no-wait")
+    assert ran.status == 0
+    assert "load is ordered: `preloadctl status --watch`" in ran.err
+    rank.answer(Done())
+
+
+def test_a_rank_that_says_nothing_more_is_not_waited_for(ctl, ranks):
+    rank = ranks.serve("CPU-0")
+
+    def hang():
+        rank.told = None
+
+    rank.answers[Release] = hang
+    ran = ctl("release", "smol", *FAST)
+    assert ran.status == 69
+    assert re.search(r"smol CPU-0: process \d+ does not answer within 0", ran.err)
+
+
+def test_a_group_that_is_not_found_may_be_elsewhere(ctl, ranks):
+    ranks.serve("CPU-0")
+    ran = ctl("release", "other")
+    assert ran.status == 66
+    assert f"there are smol (looked in {ranks.socket_dir}" in ran.err
+    assert "another socket directory are found with --socket-dir DIR or PRELOADD_SOC" in ran.err
 
 
 # ---- orders to systemd ---------------------------------------------------------------------------

@@ -97,7 +97,7 @@ def test_a_rank_of_another_user_is_denied(ranks, socket_dir):
 
 def test_a_request_and_its_answer(ranks):
     rank = ranks.serve("CPU-0")
-    assert request(rank.path, Release(), timeout=5) == Done()
+    assert request(rank.path, Release(), timeout=5, patience=5) == Done()
 
 
 def test_answers_come_in_the_order_of_the_questions():

@@ -67,3 +67,9 @@ def test_a_checkpoint_that_cannot_be_looked_at_counts_by_its_path():
 def test_every_reason_is_told():
     wanted = model(path="/srv/b", digest=Digest.FULL, revision="r")
     assert len(drops(RUNNING, wanted, files)) == 3
+
+
+def test_a_draft_that_is_wanted_no_more_is_told_as_such():
+    draft = dataclasses.replace(SETTINGS, instance="CPU-0.draft")
+    told = drops(Running("0", 1, draft, files=(A,)), None, files)
+    assert told == ("no group has a draft on this device any more",)

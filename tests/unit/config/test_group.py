@@ -7,7 +7,7 @@ import pytest
 from preloadd.config.files import Document, Fault, parse
 from preloadd.config.group import Group, claims, is_full, judge
 from preloadd.domain.placement import ExpertPlacement
-from preloadd.domain.settings import CHUNK_BYTES, Memory
+from preloadd.domain.settings import CHUNK_BYTES, Layout, Memory
 
 UUID = "GPU-53b1d48b-de77-970d-5f91-576155feee6c"
 MIG = UUID.replace("GPU", "MIG")
@@ -97,22 +97,26 @@ def test_everything_that_can_be_said():
         ('[parallel]\ndigest = "full"', "parallel.digest", "before the first [table]"),
         ("[parallelx]\nnodes = 1", "parallelx", "did you mean 'parallel'?"),
         ('"a\\nb" = 1', '"a\\nb"', "no such key"),
-        ('builder = "vllm"', "builder", "not in this version"),
         ('builder = "vlm"', "builder", "must be 'native' or 'vllm' (given: 'vlm')"),
         ('memory = "cuda"', "memory", 'but gpus lists CPU-0 (write "host"'),
         ('memory = "hip"', "memory", "or leave the key out)"),
         ('memory = "gpu"', "memory", "must be 'auto', 'host', 'cuda' or 'hip'"),
         ('reader = "mmap"', "reader", "must be 'pread' or 'instanttensor'"),
         ('reader = "instanttensor"', "reader", "CUDA devices only (leave the key out)"),
-        ('engine_args = { dtype = "bfloat16" }', "engine_args", "not in this version"),
+        ('engine_args = { dtype = "bfloat16" }', "engine_args", 'write builder = "vllm"'),
+        ("engine_args = 3", "engine_args", "must be a table"),
+        ('layout = "raw"', "layout", "choose the builder 'vllm')"),
+        ('layout = "flat"', "layout", "must be 'auto', 'processed', 'plain' or 'raw'"),
+        ("layout = []", "layout", "must be 'auto'"),
+        ("memory = []", "memory", "must be 'auto'"),
         ("[parallel]\nnodes = 2", "parallel.nodes", "not in this version"),
         (
             "[parallel]\ndata_parallel_size = 2",
             "parallel.data_parallel_size",
             "not in this version",
         ),
-        ('[draft]\nmodel = "x"', "draft.model", "not in this version"),
-        ("[draft]", "draft", "not in this version"),
+        ('[draft]\nmodel = "/d"', "draft", 'write builder = "vllm", or leave the table out)'),
+        ("[draft]\nenabled = 1", "draft.enabled", "true or false"),
         (
             "[warmup]\nflashinfer_autotune = true",
             "warmup.flashinfer_autotune",
@@ -154,6 +158,141 @@ def test_fault_names_key_and_remedy(more, key, told):
     assert fault.startswith(f"{key}: ")
     assert told in fault
     assert fault.endswith(")")
+
+
+VLLM = f'{GOOD}builder = "vllm"\n'
+
+
+@pytest.mark.parametrize(
+    ("more", "key", "told"),
+    [
+        ("engine_args = { load-format = 'ipc_cache' }", "engine_args.load-format", "for engines"),
+        ("engine_args = { model = 'x' }", "engine_args.model", "(leave it out: see `model`)"),
+        ("engine_args = { x = 2026-11-30 }", "engine_args.x", "no argument can"),
+        ("engine_args = { '-tp' = 2 }", "gpus", "2 (tensor) x 1 (pipeline) = 2 ranks"),
+        ("engine_args = { '-tp' = 0 }", "engine_args.-tp", "must be at least 1"),
+        ("engine_args = { '-tp' = 'x' }", "engine_args.-tp", "must be a whole number"),
+        ("engine_args = { dp = 2 }", "engine_args.dp", "data parallelism: not in this version"),
+        (
+            "engine_args = { expert-placement-strategy = 'x' }",
+            "engine_args.expert-placement-strategy",
+            "must be 'linear' or 'round_robin'",
+        ),
+        (
+            "engine_args = { '-tp' = 2 }\n[parallel]\ntensor_parallel_size = 1",
+            "engine_args.-tp",
+            "is 2, but parallel.tensor_parallel_size is 1 (write it once)",
+        ),
+        ("engine_args = { '-sc' = 'x' }", "engine_args.-sc", "is no table or JSON object"),
+        ("engine_args = { sc = { method = 'eagle' } }", "engine_args.sc", "names no model"),
+        ('[draft]\nmodel = "/d"', "draft", "engine_args has no speculative-config ("),
+        (
+            "engine_args = { sc = { method = 'ngram' } }\n[draft]\nmodel = '/d'",
+            "draft",
+            "names method 'ngram': engines load such a draft from disk",
+        ),
+        (
+            "engine_args = { sc = { method = 'eagle', model = '/a' } }\n[draft]\nmodel = '/b'",
+            "draft.model",
+            'is "/b", but engine_args.speculative-config has "/a" (write it once)',
+        ),
+        (
+            "engine_args = { sc = { method = 'eagle' } }\n[draft]\nmodel = './d'",
+            "draft.model",
+            "give an absolute path",
+        ),
+        (
+            "engine_args = { sc = { method = 'eagle', model = '~/d' } }",
+            "engine_args.speculative-config",
+            "give an absolute path",
+        ),
+        ('reader = "instanttensor"', "reader", "set load-format in engine_args)"),
+        ('layout = "processed"', "layout", "no layout in host memory (leave it out, or choose"),
+    ],
+)
+def test_faults_of_what_vllm_builds(more, key, told):
+    (fault,) = faults(VLLM + more)
+    assert fault.startswith(f"{key}: ")
+    assert told in fault
+    assert fault.endswith(")")
+
+
+EAGLE = "engine_args = { sc = { method = 'eagle', num_speculative_tokens = 2 } }\n"
+
+
+def members(more: str) -> list[str]:
+    return [str(instance) for instance in group(VLLM + more).instances]
+
+
+def test_a_draft_that_engines_ask_daemons_for_has_ranks_beside_those_of_the_target():
+    mtp = "engine_args = { spec-method = 'deepseek_mtp', spec-tokens = 1 }\n"
+    assert members(mtp) == ["CPU-0", "CPU-0.draft"]
+    assert members(f"{EAGLE}[draft]\nmodel = '/d'") == ["CPU-0", "CPU-0.draft"]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        "[draft]",
+        "engine_args = { sc = { method = 'ngram' } }",
+        "engine_args = { sc = { model = '/d' } }",
+        f"{EAGLE}[draft]\nmodel = '/d'\nenabled = false",
+    ],
+)
+def test_other_drafts_have_none(more):
+    assert members(more) == ["CPU-0"]
+
+
+def test_vllm_is_told_of_the_draft_that_only_its_table_names():
+    found = group(f"{VLLM}{EAGLE}[draft]\nmodel = 'org/d'\nrevision = 'r'")
+    (word,) = found.arguments
+    assert word == (
+        '--speculative-config={"method": "eagle", "model": "org/d", "num_speculative_tokens": 2, '
+        '"revision": "r"}'
+    )
+    assert found.drafted is not None
+    assert (found.drafted.model, found.drafted.revision) == ("org/d", "r")
+
+
+@pytest.mark.parametrize("layout", ["plain", "raw"])
+def test_faults_of_layouts_of_other_memory(layout):
+    (fault,) = faults(f'model = "/m"\ngpus = ["{UUID}"]\nbuilder = "vllm"\nlayout = "{layout}"')
+    assert fault.startswith("layout: ")
+    assert "choose 'processed')" in fault
+
+
+def test_what_vllm_is_given():
+    found = group(
+        'model = "/m"\ngpus = ["CPU-0", "CPU-1"]\nbuilder = "vllm"\n'
+        "engine_args = { dtype = 'bfloat16', '-tp' = 2, enforce_eager = true,"
+        " kernel-config = { linear_backend = 'cutlass' } }"
+    )
+    assert found.arguments == (
+        "--dtype=bfloat16",
+        "--enforce-eager",
+        '--kernel-config={"linear_backend": "cutlass"}',
+    )
+    assert found.parallel.parallel.tensor == 2
+    assert found.layout_mode is Layout.PLAIN
+
+
+@pytest.mark.parametrize(
+    ("device", "layout", "expected"),
+    [
+        ("CPU-0", "auto", Layout.PLAIN),
+        ("CPU-0", "raw", Layout.RAW),
+        (UUID, "auto", Layout.PROCESSED),
+        (AMD, "processed", Layout.PROCESSED),
+    ],
+)
+def test_layout_is_that_of_the_memory(device, layout, expected):
+    found = group(f'model = "/m"\ngpus = ["{device}"]\nbuilder = "vllm"\nlayout = "{layout}"')
+    assert found.layout_mode is expected
+
+
+def test_native_weights_have_no_layout():
+    assert group(GOOD).layout_mode is Layout.AUTO
+    assert group(GOOD).arguments == ()
 
 
 @pytest.mark.parametrize(

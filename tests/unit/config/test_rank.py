@@ -5,7 +5,7 @@ import pytest
 from preloadd.config.host import HostSettings
 from preloadd.config.rank import Unclaimed, rank_settings, settings_on_this_host
 from preloadd.domain.ids import Instance
-from preloadd.domain.settings import Digest, RankSettings
+from preloadd.domain.settings import Digest, RankSettings, Source
 from preloadd.errors import ConfigError, ModelNotFound
 from tests.unit.config.conftest import GROUP
 
@@ -62,6 +62,44 @@ def test_hub_ids_are_located_with_their_revision(write):
     assert (found.model.path, found.model.name) == ("/cache/org/m/r", "org/m")
 
 
+DRAFTED = f"""{TWO}
+[draft]
+model = "org/d"
+[engine_args]
+speculative-config = {{ method = "eagle", num_speculative_tokens = 2 }}
+"""
+
+
+def drafted(write, text=DRAFTED) -> Path:
+    return write({"groups.d/two.toml": 'builder = "vllm"' + text})
+
+
+def test_target_and_draft_know_of_each_other(write):
+    folder = drafted(write)
+    target, draft = settings(folder, "CPU-3"), settings(folder, "CPU-3.draft")
+    assert (draft.model.path, draft.model.name) == ("/cache/org/d", "org/d")
+    assert target.model.path == "/cache/org/m/r"
+    assert draft.model.partner == Source("/cache/org/m/r", "org/m", "r")
+    assert target.model.partner == Source("/cache/org/d", "org/d")
+    assert draft.model.placement == target.model.placement
+    assert draft.model.engine_args == target.model.engine_args
+    assert (target.peers, draft.peers) == (("CPU-7",), ("CPU-7.draft",))
+
+
+def test_a_draft_in_the_targets_checkpoint_lies_where_that_does(write):
+    own = DRAFTED.replace('model = "org/d"', "").replace("eagle", "mtp")
+    found = settings(drafted(write, own), "CPU-7.draft").model
+    assert (found.path, found.name, found.revision) == ("/cache/org/m/r", "org/m", "r")
+    assert found.partner == Source("/cache/org/m/r", "org/m", "r")
+
+
+def test_a_draft_whose_file_has_faults_is_told_them(write):
+    folder = drafted(write, DRAFTED.replace("eagle", "ngram"))
+    assert "two.toml: draft: speculative-config names method 'ngram'" in refused(
+        folder, "CPU-7.draft"
+    )
+
+
 def test_faults_of_other_groups_do_not_matter(write):
     folder = write({"groups.d/a.toml": "= =", "groups.d/b.toml": "x = 1", "groups.d/c.toml": GROUP})
     assert settings(folder, "CPU-0").group == "c"
@@ -78,12 +116,15 @@ def test_faults_of_the_host_are_told(write):
     assert "preloadd.toml: x: no such key" in refused(folder, "CPU-0")
 
 
-@pytest.mark.parametrize("instance", ["CPU-9", "CPU-0.draft"])
-def test_instance_of_no_group_is_told_with_the_groups_there_are(write, instance):
+@pytest.mark.parametrize(
+    ("instance", "lacks"),
+    [("CPU-9", "CPU-9 among its gpus"), ("CPU-0.draft", "a draft that is held on CPU-0")],
+)
+def test_instance_of_no_group_is_told_with_the_groups_there_are(write, instance, lacks):
     with pytest.raises(Unclaimed) as caught:
         settings(write({"groups.d/a.toml": GROUP}), instance)
     assert "groups.d" in str(caught.value)
-    assert f"no group has {instance} among its gpus (groups: a;" in str(caught.value)
+    assert f"no group has {lacks} (groups: a;" in str(caught.value)
     assert f"preloadd@{instance}.service" in str(caught.value)
 
 

@@ -6,7 +6,7 @@ import pytest
 from preloadd.config.run import Chosen, RunOptions, flag, parse_run, rank_settings
 from preloadd.domain.ids import DeviceId
 from preloadd.domain.placement import ExpertPlacement
-from preloadd.domain.settings import Digest, Memory, RankSettings, Reader
+from preloadd.domain.settings import Digest, Layout, Memory, RankSettings, Reader, Source
 from preloadd.errors import ConfigError
 from preloadd.launcher.devices import on_host
 
@@ -24,9 +24,9 @@ def settings(chosen: Chosen | None = None, **given: object) -> tuple[RankSetting
     )
 
 
-def faults(**given: object) -> list[str]:
+def faults(*engine: str, **given: object) -> list[str]:
     with pytest.raises(ConfigError) as caught:
-        parse_run(given)
+        parse_run(given, engine)
     return str(caught.value).splitlines()
 
 
@@ -200,3 +200,102 @@ def test_folder_below_one_that_is_gone_is_a_fault_of_its_flag(tmp_path, monkeypa
         ) as told:
             parse_run({"model": "m", "weight_cache_socket_dir": written})
         assert f"(given: {written!r})" in str(told.value)
+
+
+def test_what_vllm_is_told_is_canonical_and_sizes_are_the_groups():
+    engine = ["-tp", "2", "--max_model_len", "4096", "-ep", "--load-format=auto"]
+    options = parse_run({"model": "m", "builder": "vllm", "memory": "host"}, engine)
+    assert options.engine_args == ("--load-format=auto", "--max-model-len=4096")
+    assert (options.parallel.tensor, options.parallel.expert) == (2, True)
+    ranks = rank_settings(
+        options, on_host(2), model=Path("/m"), socket_dir=Path("/run/x"), derived=True
+    )
+    assert {rank.model.engine_args for rank in ranks} == {options.engine_args}
+    assert {rank.model.layout for rank in ranks} == {Layout.PLAIN}
+
+
+def test_layout_is_that_of_the_memory_that_was_chosen():
+    gpus = Chosen(Memory.CUDA, (DeviceId(A),), "")
+    assert settings(gpus, builder="vllm")[0].model.layout is Layout.PROCESSED
+    assert settings(builder="vllm", layout="raw")[0].model.layout is Layout.RAW
+    assert settings(gpus)[0].model.layout is Layout.AUTO
+    with pytest.raises(ConfigError, match="--layout: 'raw' is no layout in cuda memory"):
+        settings(gpus, builder="vllm", layout="raw")
+
+
+def test_what_is_said_twice_counts_if_it_is_the_same():
+    given = {"model": ["m", "m"], "builder": "vllm", "tensor_parallel_size": ["2", "2"]}
+    assert parse_run(given, ["-tp=2"]).parallel.tensor == 2
+    assert parse_run({**given, "enable_expert_parallel": True}, ["-ep"]).parallel.expert
+
+
+@pytest.mark.parametrize(
+    ("engine", "given", "told"),
+    [
+        (["-tp", "2"], {"tensor_parallel_size": ["4"]}, "--tensor-parallel-size: is given with"),
+        ([], {"pipeline_parallel_size": ["4", "2"]}, "different values, 4 and 2: keep one"),
+        (["--no-enable-expert-parallel"], {"enable_expert_parallel": True}, "True and False"),
+        ([], {"model": ["m", "n"]}, "--model: is given with different values, m and n"),
+        (["-tp", "x"], {}, "--tensor-parallel-size: "),
+        (["--model", "x"], {}, "--model: names the model"),
+        (["--enable-eplb"], {}, "--enable-eplb: EPLB"),
+        (["--load-format", "ipc_cache"], {}, "--load-format: 'ipc_cache' is for engines"),
+        (["--dtype=auto"], {"builder": "native"}, "--dtype=auto: add --builder vllm"),
+        ([], {"builder": "native", "layout": "raw"}, "--layout: 'raw' is a layout of vLLM's"),
+        ([], {"memory": "host", "layout": "processed"}, "--layout: 'processed' is no layout in"),
+        ([], {"reader": "instanttensor"}, "choose with --load-format"),
+        ([], {"layout": "flat"}, "--layout: "),
+        (["--x", "y" * 20_000], {}, "--engine-args: have 20,"),
+    ],
+)
+def test_faults_of_what_vllm_builds(engine, given, told):
+    (fault,) = faults(*engine, **{"model": "m", "builder": "vllm", **given})
+    assert told in fault
+
+
+def test_faults_of_engine_and_options_are_told_at_once():
+    assert len(faults("--enable-eplb", "--enable-lora", builder="vllm", digest="x")) == 4
+
+
+EAGLE = "--speculative-config.method=eagle", "--spec-model=org/d", "--spec-tokens=2"
+
+
+def drafted(*engine: str, **given: object) -> tuple[RankSettings, ...]:
+    options = parse_run({"model": "org/tiny", "builder": "vllm", "memory": "host", **given}, engine)
+    return rank_settings(
+        options,
+        on_host(options.parallel.world),
+        model=Path("/cache/tiny"),
+        draft=Path("/cache/d") if options.drafted and options.drafted.model else None,
+        socket_dir=Path("/run/x"),
+        derived=True,
+    )
+
+
+def test_a_draft_has_a_rank_beside_every_one_of_the_target():
+    ranks = drafted(*EAGLE, tensor_parallel_size="2")
+    assert [rank.instance for rank in ranks] == ["CPU-0", "CPU-1", "CPU-0.draft", "CPU-1.draft"]
+    assert [rank.model.placement.tensor_rank for rank in ranks] == [0, 1, 0, 1]
+    assert {rank.group for rank in ranks} == {"tiny"}
+    target, draft = ranks[1], ranks[3]
+    assert (target.peers, draft.peers) == (("CPU-0",), ("CPU-0.draft",))
+    assert (draft.model.path, draft.model.name) == ("/cache/d", "org/d")
+    assert (target.model.partner, draft.model.partner) == (
+        Source("/cache/d", "org/d"),
+        Source("/cache/tiny", "org/tiny"),
+    )
+
+
+def test_a_draft_in_the_targets_checkpoint_is_loaded_from_there():
+    target, draft = drafted("--spec-method=mtp", "--spec-tokens=1", revision="r")
+    assert draft.model.partner == target.model.partner == Source("/cache/tiny", "org/tiny", "r")
+    assert (draft.model.path, draft.model.revision) == ("/cache/tiny", "r")
+
+
+@pytest.mark.parametrize(
+    ("engine", "given"),
+    [(EAGLE, {"no_draft": "true"}), (("--spec-method=ngram", "--spec-tokens=2"), {}), ((), {})],
+)
+def test_a_target_without_a_held_draft_is_alone(engine, given):
+    (only,) = drafted(*engine, **given)
+    assert (only.instance, only.model.partner, only.peers) == ("CPU-0", None, ())

@@ -4,11 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from preloadd.domain.ids import device_id
 from preloadd.domain.placement import (
     ExpertPlacement,
     Parallel,
     Placement,
     experts_of,
+    instances,
     layers_of,
     place,
 )
@@ -27,6 +29,23 @@ PARALLEL = st.builds(
 
 def everyone(parallel: Parallel) -> list[Placement]:
     return [place(parallel, rank) for rank in range(parallel.world)]
+
+
+@pytest.mark.parametrize(
+    ("parallel", "drafting"),
+    [
+        (Parallel(tensor=4), [0, 1, 2, 3]),
+        (Parallel(pipeline=4), [3]),
+        (Parallel(tensor=2, pipeline=2), [2, 3]),
+        (Parallel(pipeline=2, data=2), [1, 3]),
+    ],
+)
+def test_drafts_are_where_the_last_layers_are(parallel, drafting):
+    devices = [device_id(f"CPU-{number}") for number in range(4)]
+    targets = [f"CPU-{number}" for number in range(4)]
+    drafts = [f"CPU-{number}.draft" for number in drafting]
+    assert [*map(str, instances(devices, parallel, drafts=False))] == targets
+    assert [*map(str, instances(devices, parallel, drafts=True))] == [*targets, *drafts]
 
 
 def test_every_wrong_size_is_named():

@@ -5,11 +5,22 @@ import pytest
 from preloadd.domain.files import FileIdentity
 from preloadd.domain.placement import Parallel, Placement
 from preloadd.domain.recipe import BUILDER_VERSIONS, Recipe, changes, recipe_of
-from preloadd.domain.settings import Builder, Digest, Memory, ModelSettings, RankSettings, Reader
+from preloadd.domain.settings import (
+    Builder,
+    Digest,
+    Layout,
+    Memory,
+    ModelSettings,
+    RankSettings,
+    Reader,
+    Source,
+    Versions,
+)
 
 FILE = FileIdentity(1, 2, 3, 4, 5)
 MODEL = ModelSettings(path="/m", name="m")
 SETTINGS = RankSettings(group="g", instance="CPU-0", socket_dir="/s", derived=False, model=MODEL)
+VLLM = replace(MODEL, builder=Builder.VLLM, layout=Layout.PLAIN, engine_args=("--dtype=float16",))
 RECIPE = Recipe({"builder": "native", "layout": "1"}, (FILE,))
 
 
@@ -68,3 +79,63 @@ def test_a_new_version_of_the_builder_is_another_recipe(monkeypatch):
     monkeypatch.setitem(BUILDER_VERSIONS, Builder.NATIVE, "2")
     (found,) = changes(old, recipe_of(SETTINGS, (FILE,)))
     assert (found.field, found.daemon, found.engine) == ("builder_version", "1", "2")
+
+
+@pytest.mark.parametrize(
+    ("changed", "field", "was", "now"),
+    [
+        ({"engine_args": ("--seed=1",)}, "engine_args", '["--dtype=float16"]', '["--seed=1"]'),
+        ({"layout": Layout.RAW}, "weight_layout", "plain", "raw"),
+    ],
+)
+def test_what_vllm_is_told_makes_other_weights(changed, field, was, now):
+    old = replace(SETTINGS, model=VLLM)
+    new = replace(SETTINGS, model=replace(VLLM, **changed))
+    (found,) = changes(recipe_of(old, (FILE,)), recipe_of(new, (FILE,)))
+    assert (found.field, found.daemon, found.engine) == (field, was, now)
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "told"),
+    [
+        ("0.32.0", "0.32.0", None),
+        ("0.32.0", "0.33.0", ("0.32.0", "0.33.0")),
+        ("", "0.33.0", ("unknown", "0.33.0")),
+        ("", "", None),
+        # It may be in the middle of an upgrade.
+        ("0.32.0", "", None),
+    ],
+)
+@pytest.mark.parametrize("name", ["vllm", "torch", "transformers"])
+def test_another_version_makes_other_weights_once_it_is_seen(name, was, now, told):
+    old, new = (
+        recipe_of(replace(SETTINGS, model=VLLM, versions=Versions(**{name: version})), (FILE,))
+        for version in (was, now)
+    )
+    found = [(d.field, d.daemon, d.engine) for d in changes(old, new)]
+    assert found == ([(name, *told)] if told else [])
+
+
+def test_native_weights_depend_on_no_version():
+    assert recipe_of(replace(SETTINGS, versions=Versions("1", "2", "3")), ()) == recipe_of(
+        SETTINGS, ()
+    )
+
+
+def drafting(path: str, target: str) -> Recipe:
+    model = replace(VLLM, path=path, partner=Source(target, "t"))
+    return recipe_of(replace(SETTINGS, instance="CPU-0.draft", model=model), (FILE,))
+
+
+def test_a_draft_is_made_for_its_target():
+    assert changes(drafting("/d", "/t"), drafting("/d", "/t")) == ()
+    (found,) = changes(drafting("/d", "/t"), drafting("/d", "/u"))
+    assert (found.field, found.daemon, found.engine) == ("target", "/t", "/u")
+    # One in the target's own checkpoint is known by its files.
+    assert changes(drafting("/t", "/t"), drafting("/u", "/u")) == ()
+
+
+def test_a_target_is_the_same_whatever_drafts_for_it():
+    drafted = replace(SETTINGS, model=replace(VLLM, partner=Source("/d", "d")))
+    plain = replace(SETTINGS, model=VLLM)
+    assert recipe_of(drafted, (FILE,)) == recipe_of(plain, (FILE,))

@@ -108,13 +108,31 @@ def test_a_generation_is_mapped_once_however_often_it_is_shared(share, memory):
 
 
 @pytest.mark.parametrize(
-    "change", [{"generation": "b" * 32}, {"device": "CPU-1"}, {"backend": "other"}]
+    "change",
+    [{"generation": "b" * 32}, {"device": "CPU-1"}, {"backend": "other"}, {"private": True}],
 )
 def test_what_is_another_arena_is_mapped_by_itself(share, arenas, memory, change):
     one, other = share(), share(**change)
     assert (len(arenas), memory.mapped) == (2, 4)
     one.close()
     other.close()
+
+
+def test_what_is_written_to_a_private_arena_reaches_no_share_of_the_same_generation(memory, arenas):
+    if memory.name != "preloadd-chunk":
+        assert not memory.mapper.private
+        return
+    ours = replace(memory.identity, private=True)
+    mapper = HostMapper(private=True)
+    shared = arenas.share(memory.identity, memory.granted(), memory.mapper)
+    one, other = (arenas.share(ours, memory.granted(), mapper) for _ in range(2))
+    with one.chunk(0) as view:
+        view[0] = ord("Z")
+    assert (one.read(0, 0, 2), other.read(0, 0, 2), shared.read(0, 0, 2)) == (b"ZA", b"ZA", b"AA")
+    assert one.private_nbytes == other.private_nbytes > 0
+    assert shared.private_nbytes == 0
+    for share in (shared, one, other):
+        share.close()
 
 
 def test_the_last_to_close_cannot_while_views_live_and_then_can(share, arenas):

@@ -1,7 +1,9 @@
 """Attaching to a real daemon. Hostile ones are in tests/process."""
 
 import os
+import signal
 import sys
+import threading
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -21,6 +23,7 @@ from preloadd.linux import seqpacket
 from preloadd.memory.host import HostMapper
 from tests.checkpoints import llama, stored
 from tests.process.conftest import content, eventually
+from tests.threads import threads_left
 
 
 @pytest.fixture
@@ -206,6 +209,90 @@ def test_another_device_is_a_mismatch(get, model):
     wanted = NativeCheckpoint(model).wanted(device_id("CPU-5"), client="engine")
     with pytest.raises(Mismatch, match="device: daemon has 'CPU-0', engine wants 'CPU-5'"):
         get(wanted=wanted)
+
+
+def test_what_is_written_privately_reaches_no_other_engine(get, model):
+    arenas = Arenas()
+    engine = get(mapper=HostMapper(private=True), arenas=arenas)
+    other = get(arenas=arenas)
+    with engine.arena.chunk(0) as view:
+        view[:] = bytes(len(view))
+    assert content(other) == content(get()) == stored(model)
+    assert content(engine) != stored(model)
+    assert engine.arena.private_nbytes > other.arena.private_nbytes == 0
+
+
+# -- profiling --
+
+
+def test_the_daemon_is_told_that_an_engine_profiles(get, daemon):
+    attachment = get()
+    for active in (True, False):
+        attachment.profiling(active=active)
+        (lease,) = daemon.status().leases
+        assert lease.profiling is active
+
+
+def test_a_daemon_that_spares_nobody_is_no_error(own_daemon, caplog):
+    caplog.set_level("INFO", "preloadd.engine.client")
+    attachment = own_daemon.attach(mode=Mode.COPY)
+    attachment.release()
+    attachment.profiling(active=True)
+    assert "the daemon does not spare who profiles: only an engine that holds" in caplog.text
+    own_daemon.signal(signal.SIGTERM)
+    assert own_daemon.ended() == 0
+    for name in own_daemon.parked:
+        own_daemon.unpark(name)
+    attachment.profiling(active=False)
+    assert "the daemon could not be told of profiling: the daemon at" in caplog.text
+    attachment.profiling(active=False)
+    assert {record.levelname for record in caplog.records} == {"INFO"}
+
+
+# -- watching --
+
+
+def watchers() -> list[threading.Thread]:
+    return [t for t in threading.enumerate() if t.name == "preloadd watch CPU-0"]
+
+
+@pytest.mark.slow
+def test_an_engine_that_watches_tells_that_its_daemon_went_and_is_back(own_daemon, model, caplog):
+    caplog.set_level("DEBUG", "preloadd.engine.watch")
+    attachment = own_daemon.attach()
+    attachment.watch()
+    attachment.watch()
+    assert len(watchers()) == 1
+    eventually(lambda: "the daemon of CPU-0 is serving" in caplog.text, lambda: "its state")
+    own_daemon.kill()
+    eventually(lambda: "the daemon of CPU-0 is gone" in caplog.text, lambda: "a warning")
+    own_daemon.start()
+    own_daemon.ready()
+    eventually(lambda: "back with the same weights" in caplog.text, lambda: "a note")
+    assert content(attachment) == stored(model)
+    attachment.close()
+    eventually(lambda: not watchers(), lambda: "end of the thread")
+    assert [r.levelname for r in caplog.records if r.levelname != "DEBUG"] == ["WARNING", "INFO"]
+
+
+def test_watching_ends_with_the_lease_only(get):
+    attachment = get()
+    attachment.watch()
+    window = attachment.arena.chunk(0)
+    with pytest.raises(BufferError):
+        attachment.close()
+    assert len(watchers()) == 1
+    attachment.abandon()
+    eventually(lambda: not watchers(), lambda: "end of the thread")
+    window.release()
+
+
+def test_without_a_thread_an_engine_goes_on(get, caplog):
+    attachment = get()
+    with threads_left(0):
+        attachment.watch()
+    assert "the daemon of CPU-0 is not watched: " in caplog.text
+    assert "this process gets no more threads" in caplog.text
 
 
 # -- finding the daemon --

@@ -23,7 +23,10 @@ def test_every_option_is_read():
     ("given", "told"),
     [
         ({"socketpath": "/s"}, "unknown option 'socketpath': expected one of connect_timeout_s"),
-        ({"memory": "cuda"}, "option memory: 'cuda' is none of auto, host"),
+        (
+            {"memory": "cuda"},
+            "option memory: 'cuda' is none of auto, host (auto is the memory of the GPU)",
+        ),
         ({"mode": "map"}, "option mode: 'map' is none of zero_copy, copy"),
         ({"fallback": "no"}, "option fallback: 'no' is neither true nor false"),
         ({"connect_timeout_s": -1}, "option connect_timeout_s: -1"),

@@ -19,6 +19,12 @@ BLIND = Platform("2.11.0+cu130", "13.0", None, sees_gpu=False)
 BLIND_ROCM = Platform("2.11.0+rocm7.1", None, "7.1.25424", sees_gpu=False)
 PLAIN = Platform("2.11.0+cpu", None, None, sees_gpu=False)
 
+HOW = (
+    r"""give options=\{"memory": "host"\} \(to vLLM, """
+    r"""--model-loader-extra-config '\{"memory": "host"\}'\)$"""
+)
+"""In the words of either engine."""
+
 
 # -- GPUs --
 
@@ -38,15 +44,13 @@ def test_the_memory_is_that_of_torchs_platform(platform, memory):
     ],
 )
 def test_without_a_gpu_it_says_why_and_how_to_use_host_memory(platform, why):
-    with pytest.raises(UnsupportedPlatformForIPCError, match=f'{why}.* memory: "host"$'):
+    with pytest.raises(UnsupportedPlatformForIPCError, match=f"{why}.*{HOW}"):
         gpu_spot("", platform)
 
 
 @pytest.mark.parametrize("device", ["cpu", "xpu:0", "mps", "meta"])
 def test_a_device_that_is_no_gpu_of_these_platforms_is_refused(device):
-    with pytest.raises(
-        UnsupportedPlatformForIPCError, match=f'device {device} has no GPU .* memory: "host"$'
-    ):
+    with pytest.raises(UnsupportedPlatformForIPCError, match=f"device {device} has no GPU .*{HOW}"):
         gpu_spot(device, CUDA)
 
 
@@ -71,8 +75,10 @@ import os
 from preloadd.domain.settings import Memory
 from preloadd.engine.place import Spot, open_place
 from preloadd.errors import NoSuchDevice
-places = [open_place(Spot(Memory.CUDA, f"cuda:{n}"), os.environ) for n in (0, 1, 0)]
+spots = [Spot(Memory.CUDA, f"cuda:{n}") for n in (0, 1, 0)]
+places = [open_place(spot, os.environ, private=True) for spot in spots]
 print(*[place.device for place in places], places[0].mapper._driver is places[2].mapper._driver)
+print(places[0].mapper.private)
 try:
     open_place(Spot(Memory.CUDA, "cuda:2"), os.environ)
 except NoSuchDevice as error:
@@ -93,7 +99,7 @@ def test_a_number_of_torchs_is_the_uuid_that_the_driver_has_for_it(tmp_path, vis
         timeout=60,
     )
     first, second = (ONE, OTHER) if visible == "0,1" else (OTHER, ONE)
-    told = f"{first} {second} {first} True\nthere is no GPU 2 here, only 2\n"
+    told = f"{first} {second} {first} True\nFalse\nthere is no GPU 2 here, only 2\n"
     assert (done.stdout, done.returncode) == (told, 0), done.stderr
 
 
@@ -114,3 +120,5 @@ def test_a_host_device_is_that_of_environment_and_rank():
     place = open_place(spot(Where.HOST), {"PRELOADD_DEVICES": "CPU-4,CPU-7"}, 1)
     assert (place.device, place.spot) == ("CPU-7", Spot(Memory.HOST, "cpu"))
     assert isinstance(place.mapper, HostMapper)
+    assert not place.mapper.private
+    assert open_place(spot(Where.HOST), {}, private=True).mapper.private

@@ -135,10 +135,10 @@ class Launcher:
 @pytest.fixture
 def drive(stage):
     @contextmanager
-    def started(*, before: Sequence[str] = (), **fields: str) -> Iterator[Launcher]:
+    def started(*engine: str, before: Sequence[str] = (), **fields: str) -> Iterator[Launcher]:
         temporary = stage.folder / "tmp"
         temporary.mkdir(exist_ok=True)
-        given = [f"{name}={value}" for name, value in fields.items()]
+        given = [*(f"{name}={value}" for name, value in fields.items()), *engine]
         driver = [*before, sys.executable, str(DRIVE)]
         command = [*driver, str(stage.folder), str(stage.socket_dir), *given]
         environ = {**stage.environ, "TMPDIR": str(temporary), "HF_HOME": str(stage.folder / "hf")}

@@ -1,6 +1,6 @@
 """`preloadd run` with stand-ins in place of ranks: a real launcher process, to be sent signals.
 
-python drive.py STAND_IN_FOLDER SOCKET_DIR [FIELD=VALUE ...]
+python drive.py STAND_IN_FOLDER SOCKET_DIR [FIELD=VALUE ...] [--ARGUMENT-OF-VLLM=VALUE ...]
 """
 
 import os
@@ -21,10 +21,11 @@ def main() -> int:
     folder, socket_dir, *fields = sys.argv[1:]
     given = {"model": folder, "weight_cache_socket_dir": socket_dir}
     given["memory"] = "host"
-    given |= dict(field.split("=", 1) for field in fields)
+    given |= dict(field.split("=", 1) for field in fields if not field.startswith("--"))
+    engine = [field for field in fields if field.startswith("--")]
     try:
         start = Start(
-            parse_run(given),
+            parse_run(given, engine),
             dict(os.environ),
             make_display(sys.stdout),
             rank=lambda settings: [sys.executable, str(STAND_IN), folder, settings.instance],

@@ -98,7 +98,8 @@ def stray() -> None:
 
 
 def bind(socket_dir: str) -> socket.socket:
-    path = Path(socket_dir, INSTANCE, "rank.sock")
+    name = "rank_draft.sock" if INSTANCE.endswith(".draft") else "rank.sock"
+    path = Path(socket_dir, INSTANCE, name)
     path.parent.mkdir(mode=0o700, exist_ok=True)
     path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)

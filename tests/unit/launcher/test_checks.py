@@ -24,7 +24,7 @@ ROOT = Path(preloadd.__file__).parents[1]
 
 def prepare(environ=None, **given: object) -> tuple[Path, bool]:
     options = parse_run({"model": "m", **given})
-    instances = on_host(options.parallel.world).instances
+    instances = options.instances(on_host(options.parallel.world))
     return prepare_socket_dir(options, instances, environ or {})
 
 
@@ -139,7 +139,7 @@ def test_socket_paths_that_will_be_too_long_are_said_before_anything_is_made(soc
 
 
 def test_folder_whose_name_is_no_text_is_refused(socket_dir):
-    with pytest.raises(ConfigError, match=r"--weight-cache-socket-dir: .*/s\\udcff: has bytes"):
+    with pytest.raises(ConfigError, match=r"--weight-cache-socket-dir: .*/s\\udcff has bytes"):
         prepare(weight_cache_socket_dir=f"{socket_dir}/s\udcff")
     with pytest.raises(ConfigError, match=r"derived from \$TMPDIR.*not UTF-8"):
         prepare({"TMPDIR": f"{socket_dir}/s\udcff"})

@@ -28,7 +28,8 @@ def test_help_tells_every_flag_whole_and_in_panels():
     assert done.returncode == 0
     assert "Usage: preloadd run " in done.stdout
     told = set(re.findall(r"--[a-z-]+", done.stdout))
-    assert told >= {flag(name) for name in RunOptions.model_fields}
+    assert told >= {flag(name) for name in RunOptions.model_fields} - {"--engine-args"}
+    assert "options of `vllm serve`" in done.stdout
     for panel in ("Model", "Parallelism", "Engines", "Health endpoint", "Processes"):
         assert f"─ {panel}" in done.stdout
 
@@ -64,6 +65,7 @@ def test_every_flag_arrives_under_its_field_name():
     """Each is given a value that only its own field refuses."""
     wrong = {
         "builder": "x",
+        "layout": "x",
         "memory": "x",
         "gpus": ",",
         "reader": "x",
@@ -95,3 +97,29 @@ def test_unknown_flag_is_a_usage_error():
     done = run("--model", "x", "--colour", "red")
     assert done.returncode == 2
     assert "--colour" in done.stderr
+
+
+def test_flag_that_is_nearly_right_is_told_the_right_one():
+    done = run("--model", "x", "--memmory", "host")
+    assert done.returncode == 2
+    assert "--memory" in done.stderr.replace("--memmory", "")
+
+
+def test_flags_of_vllm_are_for_its_builder():
+    line = ["/nonexistent", "--memory", "host", "--max-model-len", "4096", "-q", "fp8"]
+    assert run(*line).returncode == 2
+    done = run(*line, "--builder", "vllm", "--", "--seed", "-1")
+    assert done.returncode == 66
+    assert done.stderr == "preloadd run: /nonexistent: no such folder: correct the path\n"
+
+
+def test_a_parallel_flag_given_twice_is_a_fault_in_whatever_way():
+    line = ["--model", "/", "--memory", "host"]
+    for more in (
+        ["-tp", "2", "--tensor-parallel-size", "4"],
+        ["-tp", "2", "--builder", "vllm", "--tensor_parallel_size", "4"],
+        ["--builder", "vllm", "-tp=2", "--", "-tp", "4"],
+    ):
+        done = run(*line, *more)
+        assert done.returncode == 78
+        assert "--tensor-parallel-size: is given with different values, 2 and 4" in done.stderr

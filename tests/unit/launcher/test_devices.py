@@ -11,11 +11,12 @@ from preloadd.config.run import Chosen, parse_run
 from preloadd.domain.devices import Device, Probe
 from preloadd.domain.settings import Memory
 from preloadd.errors import ConfigError, NoSuchDevice
-from preloadd.launcher.devices import find, judge, on_host
+from preloadd.launcher.devices import find, judge, on_host, require_names
 
 A, B = (f"GPU-{start}-de77-970d-5f91-576155feee6c" for start in ("53b1d48b", "53b2aaaa"))
 PARTS = [uuid.replace("GPU", "MIG") for uuid in (A, B)]
 NOTHING = Probe(problem="libcuda.so.1 is not there")
+NEITHER = Probe(problem="libcuda.so.1 is not there", amd_problem="no ROCm, no /dev/kfd")
 TWO = Probe(tuple(Device(uuid, "NVIDIA H200", total=140 << 30) for uuid in (A, B)), "580.95")
 AMD = Probe((Device("GPU-53b1d48bde77970d", "MI300X", Memory.HIP),))
 
@@ -28,7 +29,6 @@ def test_a_gpu_that_answers_is_taken_and_said():
     found = chosen(TWO)
     assert (found.memory, found.devices) == (Memory.CUDA, (A,))
     assert found.told == f"cuda memory of {A} NVIDIA H200 (140.0 GiB); driver 580.95"
-    assert [str(instance) for instance in found.instances] == [A]
     both = chosen(TWO, tensor_parallel_size="2")
     assert both.devices == (A, B)
     assert f"{A} NVIDIA H200 (140.0 GiB), {B} NVIDIA H200 (140.0 GiB); driver" in both.told
@@ -50,6 +50,14 @@ def test_host_memory_where_none_answers_and_why():
     assert "no CUDA GPU answers: none is seen (CUDA_VISIBLE_DEVICES=)" in hidden.told
 
 
+def test_host_memory_for_vllm_has_to_be_asked_for():
+    with pytest.raises(NoSuchDevice, match=r"libcuda\.so\.1 is not there; or use --memory host"):
+        chosen(NOTHING, builder="vllm")
+    assert chosen(TWO, builder="vllm").memory is Memory.CUDA
+    asked = parse_run({"model": "m", "builder": "vllm", "memory": "host"})
+    assert anyio.run(find, asked, None, {}).memory is Memory.HOST
+
+
 def test_what_is_untested_on_hardware_is_taken_for_those_who_ask():
     found = chosen(AMD)
     assert (found.memory, found.devices) == (Memory.HOST, ("CPU-0",))
@@ -65,16 +73,18 @@ def test_what_is_untested_on_hardware_is_taken_for_those_who_ask():
 @pytest.mark.parametrize(
     ("probe", "given", "told"),
     [
-        (NOTHING, {"memory": "cuda"}, "libcuda.so.1 is not there: use --memory host"),
+        (NOTHING, {"memory": "cuda"}, "libcuda.so.1 is not there; or use --memory host"),
+        (NEITHER, {"memory": "cuda"}, "^libcuda.so.1 is not there;"),
+        (NEITHER, {"memory": "hip"}, "^no ROCm, no /dev/kfd;"),
         (NOTHING, {"gpus": "all"}, "--gpus: libcuda.so.1 is not there"),
-        (TWO, {"tensor_parallel_size": "3"}, "there are 2.*: use --memory host"),
+        (TWO, {"tensor_parallel_size": "3"}, "there are 2.*; or use --memory host"),
         (TWO, {"gpus": "all"}, r"--gpus: 1 different GPUs are needed.*there are 2"),
         (AMD, {"gpus": "all"}, r"--gpus: no GPU with cuda memory is seen, but .*--memory hip"),
         (TWO, {"gpus": "GPU-9"}, "--gpus: 'GPU-9' fits no GPU"),
         (
             TWO,
             {"memory": "hip"},
-            rf"no GPU with hip memory is seen, but {A} \(--memory cuda\), {B}.*: use",
+            rf"no GPU with hip memory is seen, but {A} \(--memory cuda\), {B}.*; or use",
         ),
         (AMD, {"memory": "cuda"}, "no GPU with cuda memory is seen, but GPU-53b1d48bde77970d"),
         (Probe((Device(A, "x", problem="no VMM: take host memory"),)), {}, "take host memory$"),
@@ -88,6 +98,35 @@ def test_gpus_that_are_wanted_and_not_there_are_an_error(probe, given, told):
 def test_a_reader_for_gpus_only_has_no_use_for_host_memory():
     with pytest.raises(ConfigError, match=r"--reader instanttensor.*leave out --reader"):
         chosen(NOTHING, reader="instanttensor")
+
+
+@pytest.mark.parametrize(
+    ("gpus", "told"),
+    [
+        ("0", "--gpus: '0' is a number, and numbers of GPUs are never used, since"),
+        ("GPU-1,1", "--gpus: '1' is a number"),
+        (f"all,{A}", "--gpus: 'all' is every GPU: leave out the others"),
+        ("CPU-0", "--gpus: 'CPU-0' is host memory and no GPU: use --memory host"),
+        ("GPU-1234x", "--gpus: 'GPU-1234x' is no UUID of a GPU and not the beginning of one"),
+        ("cuda:0", "--gpus: 'cuda:0' is no UUID"),
+    ],
+)
+def test_what_is_no_name_of_a_gpu_is_said_before_anybody_looks(gpus, told):
+    options = parse_run({"model": "m", "gpus": gpus})
+    with pytest.raises(ConfigError) as caught:
+        anyio.run(find, options, None, {})
+    assert str(caught.value).startswith(told)
+
+
+@pytest.mark.parametrize("gpus", ["all", "GPU-", "gpu-53B1", f"{A},{PARTS[1]}"])
+def test_what_may_be_a_name_is_looked_for(gpus):
+    require_names(gpus.split(","))
+
+
+@pytest.mark.parametrize("given", [{}, {"memory": "cuda"}, {"gpus": "all"}], ids=str)
+def test_where_nobody_could_look_no_other_memory_is_taken(given):
+    with pytest.raises(ConfigError, match=r"^nobody could look for GPUs: .*; with --memory host"):
+        chosen(Probe(problem="`py` ended with status 1", answered=False), **given)
 
 
 def looking(probes: dict[str | None, Probe]):
@@ -147,6 +186,14 @@ def test_launcher_without_gpus_says_why_it_takes_host_memory(stage, drive):
         launcher.process.terminate()
         launcher.end()
     assert "into host memory (no CUDA GPU answers: there is no driver)" in launcher.shown
+
+
+def test_launcher_ends_where_the_loaders_python_cannot_look(stage, drive):
+    (stage.folder / "loader.py").write_text("raise SystemExit(3)")
+    with drive(memory="auto") as launcher:
+        assert launcher.end() == 78
+    assert "--probe` ended with status 3 (run it to see why); with" in launcher.shown
+    assert stage.lives("CPU-0") == []
 
 
 def test_launcher_ends_while_a_driver_hangs(stage, drive):

@@ -54,7 +54,7 @@ def test_one_line_every_two_seconds_for_each_rank():
     steps = [("CPU-0", "reading", n << 20, 100 << 20, n / 10) for n in range(61)]
     shown = lines(*steps)
     assert shown == [
-        "CPU-0: reading 0 B of 100.0 MiB (0%)",
+        "CPU-0: reading 100.0 MiB",
         "CPU-0: reading 20.0 MiB of 100.0 MiB (20%), 10.0 MiB/s",
         "CPU-0: reading 40.0 MiB of 100.0 MiB (40%), 10.0 MiB/s",
         "CPU-0: reading 60.0 MiB of 100.0 MiB (60%), 10.0 MiB/s",

@@ -221,3 +221,50 @@ def test_commands_are_those_of_the_packages():
     )
     assert rank_command(settings) == [sys.executable, "-m", "preloadd.rank", "CPU-3"]
     assert fetch_command("/py") == ["/py", "-m", "preloadd.loader", "fetch"]
+
+
+EAGLE = '--speculative-config={{"method": "{}", "model": "{}", "num_speculative_tokens": 2}}'
+
+
+def test_a_draft_is_a_rank_like_the_others(stage, drive):
+    for instance in ("CPU-0", "CPU-0.draft"):
+        stage.script(instance, [SERVE])
+    with drive(EAGLE.format("eagle3", stage.folder / "tmp"), builder="vllm") as launcher:
+        launcher.wait_for("engines connect")
+        launcher.process.send_signal(signal.SIGINT)
+        assert launcher.end() == 130
+    assert f"its draft {stage.folder}/tmp into host memory" in launcher.shown
+    assert ", 2 ranks, " in launcher.shown
+    assert "  CPU-0.draft  " in launcher.shown
+    assert "/CPU-0.draft/rank_draft.sock\n" in launcher.shown
+
+
+def test_the_end_of_a_draft_ends_its_group(stage, drive):
+    stage.script("CPU-0", [SERVE])
+    stage.script("CPU-0.draft", [["exit", 3]])
+    with drive(EAGLE.format("eagle", stage.folder / "tmp"), builder="vllm") as launcher:
+        assert launcher.end() == 3
+    assert "stopping: CPU-0.draft ended with status 3" in launcher.shown
+
+
+@pytest.mark.parametrize(
+    ("method", "more", "told"),
+    [
+        ("ngram", {}, "the draft has no ranks: speculative-config names method 'ngram'"),
+        ("eagle", {"no_draft": "true"}, "loading"),
+    ],
+)
+def test_a_draft_that_is_not_held_has_no_rank(stage, drive, method, more, told):
+    stage.script("CPU-0", [SERVE])
+    with drive(EAGLE.format(method, "org/none"), builder="vllm", **more) as launcher:
+        launcher.wait_for("engines connect")
+        launcher.process.send_signal(signal.SIGINT)
+        launcher.end()
+    assert told in launcher.shown
+    assert ", 1 rank, " in launcher.shown
+
+
+def test_a_draft_that_is_not_there_is_told_before_anything_starts(stage, drive):
+    with drive(EAGLE.format("eagle", "/srv/none"), builder="vllm") as launcher:
+        assert launcher.end() == EXIT_STATUS[ErrorCode.NOT_FOUND]
+    assert "/srv/none: no such folder" in launcher.shown

@@ -1,8 +1,19 @@
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from preloadd.launcher.summary import Told, again_text, ready_text, told_by
+from tests.rank_stand_in import Ranks
 
 SOCKETS = Path("/run/x")
+
+
+@pytest.fixture
+def ranks(socket_dir: Path) -> Iterator[Ranks]:
+    ranks = Ranks(socket_dir)
+    yield ranks
+    ranks.close()
 
 
 def test_one_rank():
@@ -29,6 +40,20 @@ def test_rank_that_does_not_answer_is_told_of_without_numbers(socket_dir):
     told = told_by("CPU-0", socket_dir / "rank.sock", timeout=0.1)
     assert told == Told("CPU-0", socket_dir / "rank.sock")
     assert again_text(told) == "CPU-0 serves again: serves"
+
+
+@pytest.mark.parametrize(
+    ("adopted", "counters", "seconds"),
+    [
+        (False, {"generation_load_ms": 270}, 0.27),
+        (True, {"generation_load_ms": 270}, 1.5),
+        (False, {}, 1.5),
+    ],
+)
+def test_a_load_takes_what_preloadctl_says(ranks, adopted, counters, seconds):
+    rank = ranks.serve("CPU-0", adopted=adopted, counters=counters, ready_s=1.5)
+    told = told_by("CPU-0", rank.path, timeout=5)
+    assert (told.adopted, told.seconds) == (adopted, seconds)
 
 
 def test_what_is_not_known_is_not_told_as_nothing():

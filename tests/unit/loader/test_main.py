@@ -205,12 +205,12 @@ import os, sys
 from pathlib import Path
 from preloadd.loader.__main__ import look
 found = look(os.environ, Path(sys.argv[1]))
-print(len(found.devices), found.problem, found.hint, sep="\\n")
+print(len(found.devices), found.problem, found.hint, found.amd_problem, sep="\\n")
 """
 
 
 def looked(environ, root):
-    """How many devices are seen, why there is none, and the hint."""
+    """How many devices are seen, why there is none, the hint, and why there is none of AMD's."""
     command = [sys.executable, "-c", LOOKING, root]
     return subprocess.run(
         command, env=environ, capture_output=True, text=True, check=True
@@ -220,25 +220,29 @@ def looked(environ, root):
 @pytest.mark.slow
 def test_why_no_gpu_is_seen_is_told_of_both_makers_where_both_can_be(environ, drivers, tmp_path):
     hidden = environ | drivers[Memory.HIP] | {"STAND_IN_DEVICES": ""}
-    _, problem, hint = looked(hidden, tmp_path)
+    _, problem, hint, amd = looked(hidden, tmp_path)
     assert "CUDA_VISIBLE_DEVICES hides all" in problem
     assert "AMD" not in problem
+    assert "no AMD GPU can be used" in amd
+    assert "there is no /dev/kfd: load the driver amdgpu" in amd
     assert hint == "CUDA_VISIBLE_DEVICES="
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/kfd").touch()
-    count, problem, hint = looked(hidden, tmp_path)
+    count, problem, hint, amd = looked(hidden, tmp_path)
     assert count == "0"
     assert "CUDA_VISIBLE_DEVICES hides all" in problem
-    assert "no AMD GPU can be used" in problem
+    assert amd
+    assert amd in problem
+    assert "/dev/kfd:" not in amd
     assert hint == "CUDA_VISIBLE_DEVICES=; HIP_VISIBLE_DEVICES=0"
 
 
 @pytest.mark.slow
 def test_why_none_of_nvidia_is_seen_is_told_beside_those_of_amd(environ, drivers, tmp_path):
     amd = environ | drivers[Memory.HIP] | {"STAND_IN_DEVICES": DEVICES[Memory.HIP][0]}
-    count, problem, hint = looked(amd, tmp_path)
+    count, problem, hint, _ = looked(amd, tmp_path)
     assert (count, problem) == ("1", "")
-    assert hint.startswith("HIP_VISIBLE_DEVICES=0; no GPU can be used: ")
+    assert hint.startswith("HIP_VISIBLE_DEVICES=0; no GPU can be used, ")
     assert "CUDA_VISIBLE_DEVICES hides all" in hint
 
 
@@ -261,9 +265,29 @@ def test_the_probe_is_one_line_even_where_there_is_no_gpu(environ):
     assert not probe.devices
 
 
-def run(environ, *arguments):
+BARE = (sys.executable, "-S")
+"""A Python that has nothing but its own library."""
+
+
+def test_a_python_without_the_packages_is_told_in_one_line(environ):
+    done = run(environ, python=BARE)
+    assert (done.returncode, done.stdout) == (78, "")
+    assert done.stderr.count("\n") == 1, done.stderr
+    named = f"{sys.executable} cannot run a loader (No module named 'blake3')"
+    assert done.stderr.startswith(f"preloadd-loader: {named}: install the packages blake3 and msg")
+
+
+def test_a_python_without_the_packages_looks_for_no_gpu_and_says_so(environ):
+    done = run(environ, "--probe", python=BARE)
+    assert (done.returncode, done.stderr) == (0, "")
+    probe = msgspec.json.decode(done.stdout, type=Probe)
+    assert not probe.answered
+    assert "(No module named 'blake3'): install the packages" in probe.problem
+
+
+def run(environ, *arguments, python=(sys.executable,)):
     return subprocess.run(
-        [sys.executable, "-m", "preloadd.loader", *arguments],
+        [*python, "-m", "preloadd.loader", *arguments],
         env=environ,
         capture_output=True,
         text=True,

@@ -304,6 +304,84 @@ def test_private_copies_stay_private() -> None:
         assert os.pread(fd.fileno(), 7, 0) == b"weights"
 
 
+# -- private mappings --
+
+
+def private(*fds: OwnedFd) -> HostMapping:
+    return HostMapper(private=True).map([(fd.duplicate(), SIZE) for fd in fds])
+
+
+def test_what_is_written_to_a_private_mapping_is_seen_there_alone() -> None:
+    with sealed() as fd:
+        one, other = private(fd), private(fd)
+        shared = HostMapper().map([(fd.duplicate(), SIZE)])
+        with one.chunk(0) as view:
+            assert not view.readonly
+            view[:7] = b"changed"
+            assert bytes(view[:7]) == one.read(0, 0, 7) == b"changed"
+        for mapping in (other, shared):
+            assert mapping.read(0, 0, 7) == b"weights"
+        assert os.pread(fd.fileno(), 7, 0) == b"weights"
+        assert not one.writable
+        for mapping in (one, other, shared):
+            mapping.close()
+
+
+def test_pages_that_were_written_to_are_counted() -> None:
+    with sealed() as fd, sealed() as second, sealed() as third:
+        foreign = private(third)
+        mapping = private(fd, second)
+        shared = HostMapper().map([(fd.duplicate(), SIZE)])
+        assert mapping.read(0, 0, SIZE) == shared.read(0, 0, SIZE)
+        assert mapping.private_nbytes == 0
+        with mapping.chunk(0) as one, mapping.chunk(1) as two:
+            for place in (0, 1, PAGE - 1, 3 * PAGE):
+                one[place] = 1
+            assert mapping.private_nbytes == 2 * PAGE
+            two[SIZE - 1] = two[SIZE - 1]
+        assert mapping.private_nbytes == 3 * PAGE
+        assert (foreign.private_nbytes, shared.private_nbytes) == (0, 0)
+        for each in (foreign, mapping, shared):
+            each.close()
+        assert mapping.private_nbytes == 0
+
+
+def test_a_private_mapping_in_use_is_not_closed_and_keeps_what_was_written() -> None:
+    with sealed() as fd:
+        mapping = private(fd, fd)
+    view = mapping.chunk(1)
+    view[0] = 7
+    with pytest.raises(BufferError, match="chunk 1"):
+        mapping.close()
+    assert mapping.read(1, 0, 1) == b"\7"
+    view.release()
+    mapping.close()
+    mapping.close()
+
+
+def test_a_private_mapping_stays_out_of_core_dumps() -> None:
+    with sealed() as fd:
+        mapping = private(fd)
+    flags = flags_of_the_only_chunk()
+    assert {"rd", "wr", "dd"} <= flags
+    assert "sh" not in flags
+    mapping.close()
+
+
+def test_a_child_has_pages_of_its_own_as_well() -> None:
+    with sealed() as fd:
+        mapping = private(fd)
+    with mapping.chunk(0) as view:
+        view[0] = 1
+        child = os.fork()
+        if child == 0:
+            view[0] = 2
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        assert view[0] == 1
+    mapping.close()
+
+
 WAYS: dict[str, Callable[[int], object]] = {
     "write": lambda fd: os.write(fd, b"x"),
     "pwrite": lambda fd: os.pwrite(fd, b"x", 0),

@@ -22,12 +22,18 @@ REQUESTS: list[m.Request] = [
     m.Release(),
     m.Load(),
     m.Memory(key=KEY, device="CPU-0", files=FILES),
+    m.Profiling(active=True),
     m.Status(),
     m.Watch(),
 ]
 REPLIES: list[m.Reply] = [
     m.Granted(
-        generation=GENERATION, lease=LEASE, backend="host", manifest=900, chunks=(512, 1 << 30)
+        generation=GENERATION,
+        lease=LEASE,
+        backend="host",
+        manifest=900,
+        chunks=(512, 1 << 30),
+        profiling=True,
     ),
     m.Mismatched(fields=(m.Field(name="dtype", daemon="float16", engine="bfloat16"),)),
     m.NotAvailable(reason=m.Reason.LOADING, detail="half done", done=1, total=2),
@@ -42,7 +48,16 @@ REPLIES: list[m.Reply] = [
         pid=1,
         version="0.1",
         state=State.SERVING,
-        leases=(m.LeaseTold(id=LEASE, client="e", pid=2, mode=Mode.COPY, generation=GENERATION),),
+        leases=(
+            m.LeaseTold(
+                id=LEASE,
+                client="e",
+                pid=2,
+                mode=Mode.COPY,
+                generation=GENERATION,
+                profiling=True,
+            ),
+        ),
         counters={"loads": 1},
         key=KEY,
         uptime_s=1.5,

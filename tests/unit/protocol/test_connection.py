@@ -37,6 +37,7 @@ ANSWERS = [
     (MEMORY, MISMATCHED),
     (m.Release(), m.Done()),
     (m.Load(), m.Done()),
+    (m.Profiling(active=True), m.Done()),
     (m.Status(), TOLD),
     (m.Watch(), CHANGED),
 ]
@@ -179,9 +180,10 @@ def test_a_lease_ends_with_its_release():
         assert (end.phase, end.lease) == (Phase.IDLE, None)
 
 
-def test_a_lease_stays_when_its_release_is_refused_or_the_status_told():
+def test_a_lease_stays_whatever_is_answered_but_done_to_its_release():
     server, client = leased()
-    for request, reply in ((m.Release(), ALWAYS[1]), (m.Status(), TOLD)):
+    profiling = m.Profiling(active=True)
+    for request, reply in ((m.Release(), ALWAYS[1]), (m.Status(), TOLD), (profiling, m.Done())):
         server.receive(client.request(request).data)
         server.answer(reply)
         assert client.receive(*only(server)) == reply
@@ -280,7 +282,7 @@ def test_whatever_comes_in_whatever_order_the_server_stands(decoders, data):
             server.answer(ALWAYS[0])
             waiting -= 1
         else:
-            packet = data.draw(st.sampled_from(packets[:6]) | st.sampled_from(packets))
+            packet = data.draw(st.sampled_from(packets[:7]) | st.sampled_from(packets))
             waiting += len(server.receive(packet, data.draw(st.sampled_from([(), (), ("h",)]))))
         assert waiting <= MAX_WAITING
         sent = server.pending()

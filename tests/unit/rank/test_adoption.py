@@ -4,6 +4,8 @@ import os
 import pytest
 
 from preloadd.domain.files import FileIdentity
+from preloadd.domain.recipe import recipe_of
+from preloadd.domain.settings import Builder, Layout, Versions
 from preloadd.errors import CheckpointError
 from preloadd.linux.fds import OwnedFd
 from preloadd.linux.memfd import create, sealed_bytes
@@ -217,3 +219,17 @@ def test_weights_for_something_else_are_not_kept_for_want_of_others(
     found = take(parked(make()), dataclasses.replace(recipe, **changed), unloadable)
     assert found.generation is None
     assert found.reasons[0].startswith("parked weights are for something else")
+
+
+def test_another_vllm_is_a_reason_to_load_anew(take, make, parked, settings):
+    model = dataclasses.replace(settings.model, builder=Builder.VLLM, layout=Layout.PLAIN)
+    old, new, unseen = (
+        recipe_of(dataclasses.replace(settings, model=model, versions=Versions(vllm=v)), FILES)
+        for v in ("0.32.0", "0.33.0", "")
+    )
+    assert take(parked(make(wanted=old)), old).generation is not None
+    assert take(parked(make(wanted=old)), unseen).generation is not None
+    found = take(parked(make(wanted=old)), new)
+    assert found.generation is None
+    (reason,) = found.reasons
+    assert reason == "parked weights are for something else: vllm: was 0.32.0, now 0.33.0"

@@ -24,6 +24,8 @@ from preloadd.linux.fds import OwnedFd
 from preloadd.linux.memfd import sealed_bytes
 from preloadd.linux.notify import Notifier
 from preloadd.memory.host import HostKeeper
+from preloadd.protocol import codec
+from preloadd.protocol import messages as m
 from preloadd.rank.daemon import Daemon
 from preloadd.rank.device import PARKED, Gpu
 from preloadd.rank.loading import Loader
@@ -288,6 +290,43 @@ async def test_weights_that_do_not_fit_are_gone_before_others_are_loaded(
         f"chunk.{ID}.1",
     }
     assert followed[3:] == [("BARRIER", "")]
+
+
+def profiling(until: float) -> dict[str, list[OwnedFd]]:
+    """What is parked of a lease that profiles, without its connection."""
+    return {f"profiling.{LEASE.id}": [sealed_bytes("x", str(until).encode())]}
+
+
+async def test_weights_that_do_not_fit_are_not_gone_while_an_engine_profiles(
+    daemon, notifier, told, for_others, settings, tmp_path
+):
+    llama(tmp_path / "model")
+    ours, theirs = seqpacket.pair()
+    engine = {LEASE.fdname: [OwnedFd(ours.detach())], **profiling(anyio.current_time() + 60)}
+    life = Life(Path(), told)
+    with theirs, pytest.raises(BaseExceptionGroup):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(life.read)
+            tasks.start_soon(daemon(notifier, argv=FAILING).run, for_others | engine)
+            await life.until("?", "STATUS")  # "?": asks for more time
+            await anyio.sleep(0.05)
+            assert not [name for verb, name, _ in life.said if verb == "FDSTOREREMOVE"]
+            theirs.send(codec.encode(m.Profiling(active=False)))
+            await life.until("BARRIER")
+    dropped = [name for verb, name, _ in life.said if verb == "FDSTOREREMOVE"]
+    assert dropped[0] == f"profiling.{LEASE.id}"
+    assert f"manifest.{ID}" in dropped
+
+
+async def test_a_mark_without_its_lease_is_dropped_and_holds_up_nothing(
+    daemon, notifier, make, parked, path, told
+):
+    junk = {"profiling.x": [sealed_bytes("x", b"1.5")]}
+    every = parked(make()) | profiling(anyio.current_time() + 60) | junk
+    async with living(daemon(notifier), every, path, told) as life:
+        assert (await life.status()).state is State.SERVING
+    dropped = {name for verb, name, _ in life.said if verb == "FDSTOREREMOVE"}
+    assert dropped == {f"profiling.{LEASE.id}", "profiling.x"}
 
 
 async def test_weights_that_do_not_fit_stay_parked_where_nothing_can_be_loaded(

@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 import preloadd
-from preloadd.domain.settings import Deadlines
+from preloadd.domain.settings import Deadlines, Versions
 from preloadd.errors import DamagedManifest, LoaderFailed
 from preloadd.linux import memfd
 from preloadd.memory.host import HostKeeper
@@ -27,7 +27,7 @@ import os, signal, socket, sys, time
 from contextlib import suppress
 from preloadd.linux.fds import OwnedFd
 from preloadd.linux.memfd import create, sealed_bytes
-from preloadd.linux.notify import inherited
+from preloadd.linux.passed import inherited
 from preloadd.memory.host import HostFiller
 from preloadd.protocol import codec, messages as m
 from preloadd.transport.blocking import Link
@@ -57,11 +57,11 @@ def load(tmp_path, settings, make):
     environ = os.environ | {"PYTHONPATH": str(ROOT), "MANIFEST": str(tmp_path / "manifest")}
     generations = []
 
-    async def load(script, *, told=lambda _: None, **deadlines):
+    async def load(script, *, told=lambda _: None, renewed=lambda given: given, **deadlines):
         argv = [sys.executable, "-c", PROLOGUE + script]
         limits = Deadlines(**{"silence": 10.0, "stop": 0.4, **deadlines})
         chosen = replace(settings, deadlines=limits)
-        loader = Loader(argv, environ, HostKeeper(), on_loaded=generations.append)
+        loader = Loader(argv, environ, HostKeeper(), on_loaded=generations.append, renewed=renewed)
         generation = await loader.load(chosen, told)
         assert generations[-1] is generation
         return generation
@@ -260,3 +260,15 @@ async def test_a_command_that_is_not_there_is_said(settings):
 async def test_no_descriptors_for_another_load_is_the_systems_own_error(load, descriptors_left):
     with descriptors_left(1), pytest.raises(OSError, match="Too many open files"):
         await load("good()")
+
+
+async def test_loader_is_told_what_holds_now(load):
+    """Not what held when the rank was started."""
+    seen = []
+
+    def renewed(given):
+        seen.append(given)
+        return replace(given, versions=Versions(vllm="0.33.0"))
+
+    await load('assert order.settings.versions.vllm == "0.33.0"\ngood()', renewed=renewed)
+    assert [given.versions for given in seen] == [Versions()]

@@ -12,12 +12,22 @@ import pytest
 import preloadd
 from preloadd.domain.access import Policy
 from preloadd.domain.files import FileIdentity
-from preloadd.domain.settings import RUNNING, Access, ModelSettings, RankSettings, Running
+from preloadd.domain.settings import (
+    RUNNING,
+    Access,
+    Builder,
+    Layout,
+    ModelSettings,
+    RankSettings,
+    Running,
+    Versions,
+)
 from preloadd.errors import ConfigError, InsecurePath, ModelNotFound
 from preloadd.linux.memfd import sealed_bytes
 from preloadd.rank.orders import Orders, orders, remember
 from preloadd.weights.checkpoint import identities_of
 from tests.checkpoints import llama
+from tests.unit.linux.test_installed import install
 
 SETTINGS = RankSettings(
     "g", "CPU-0", "/run/preloadd", derived=True, model=ModelSettings(path="/m", name="m")
@@ -347,6 +357,27 @@ def test_model_and_users_are_looked_up_anew_though_the_files_are_the_same(folder
     assert "going on with the settings of before" in caplog.text
 
 
+def test_the_other_model_of_a_speculation_is_looked_up_anew_as_well(folder):
+    cache = folder / "hub/models--org--d"
+    for commit in ("a" * 40, "b" * 40):
+        (cache / "snapshots" / commit).mkdir(parents=True)
+    (cache / "refs").mkdir()
+    (cache / "refs/main").write_text("a" * 40)
+    group(
+        folder,
+        'builder = "vllm"\n[draft]\nmodel = "org/d"\n'
+        "[engine_args]\nsc = { method = 'eagle', num_speculative_tokens = 2 }",
+    )
+    where = {**environ(folder), "HF_HUB_CACHE": str(folder / "hub")}
+    remember(orders(["CPU-0"], [], where), where)
+    remembered_only(folder)
+    (cache / "refs/main").write_text("b" * 40)
+    found = orders(["CPU-0"], [], where).settings
+    assert (found.log_level, found.model.path) == ("error", str(folder / "model"))
+    assert found.model.partner is not None
+    assert found.model.partner.path == str(cache / "snapshots" / ("b" * 40))
+
+
 def test_rank_that_was_taken_out_of_its_group_does_not_go_on(folder):
     lived(folder)
     path = folder / "etc/groups.d/a.toml"
@@ -403,3 +434,38 @@ def test_real_rank_without_orders_ends_with_the_configuration_status(folder):
     )
     assert done.returncode == 78
     assert "no group has CPU-5 among its gpus (groups: a;" in done.stderr
+
+
+def vllm_environment(folder: Path, version: str) -> Path:
+    """An interpreter's folder with that vLLM, which nothing here runs."""
+    (folder / "bin").mkdir(parents=True)
+    (folder / "pyvenv.cfg").write_text("home = /usr/bin\nversion = 3.12.1\n")
+    install(folder / "lib/python3.12/site-packages", "vllm", version)
+    return folder / "bin/python"
+
+
+def test_versions_are_those_that_are_installed_now_though_the_files_are_the_same(folder):
+    python = vllm_environment(folder / "old", "0.32.0")
+    group(folder, f'builder = "vllm"\npython = "{folder}/venv/bin/python"\n')
+    (folder / "venv").symlink_to("old")
+    before = lived(folder)
+    assert before.settings.python == f"{folder}/venv/bin/{python.name}"
+    assert before.settings.versions == Versions(vllm="0.32.0")
+    remembered_only(folder)
+    vllm_environment(folder / "new", "0.33.0")
+    (folder / "venv").unlink()
+    (folder / "venv").symlink_to("new")
+    found = orders(["CPU-0"], [], environ(folder)).settings
+    assert found.versions == Versions(vllm="0.33.0")
+    assert (found.log_level, found.model.layout) == ("error", Layout.PLAIN)
+
+
+def test_vllm_that_is_not_found_is_told(folder, caplog):
+    model = dataclasses.replace(SETTINGS.model, builder=Builder.VLLM, layout=Layout.PLAIN)
+    settings = dataclasses.replace(
+        SETTINGS, socket_dir=str(folder / "p"), model=model, python="/nowhere/bin/python"
+    )
+    found = orders(["CPU-0"], [passed(settings)], {"PYTHONNOUSERSITE": "1"})
+    assert found.settings.versions == Versions()
+    assert "no vLLM is found in the folders of /nowhere/bin/python" in caplog.text
+    assert "stop the group before one" in caplog.text

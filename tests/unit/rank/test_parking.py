@@ -9,6 +9,8 @@ import pytest
 
 from preloadd.domain.leases import Lease, Mode
 from preloadd.linux import seqpacket
+from preloadd.linux.fds import OwnedFd
+from preloadd.linux.memfd import sealed_bytes
 from preloadd.linux.notify import Notifier
 from preloadd.rank import parking
 from preloadd.rank.parking import Parking
@@ -230,3 +232,50 @@ def _closed() -> int:
     fd = os.dup(2)
     os.close(fd)
     return fd
+
+
+async def test_that_a_lease_profiles_is_marked_until_when(notifier, manager):
+    async with working(notifier) as it:
+        it.mark_profiling(LEASE.id, 12.5)
+        await it.ready()
+    message = manager.receive()
+    assert (message.fields["FDNAME"], message.fields["FDPOLL"]) == (f"profiling.{LEASE.id}", "0")
+    assert parking.parked_profiling(message.name, message.fds[0]) == (LEASE.id, 12.5)
+    assert message.fds[0].closed
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("profiling.x", b"1.5"), ("profiling." + "0b" * 8, b"soon"), ("profiling." + "0b" * 8, None)],
+)
+def test_a_foreign_mark_is_none(name, content):
+    fd = sealed_bytes("x", content) if content is not None else OwnedFd.copy_of(0)
+    with pytest.raises(ValueError, match=r"no lease id|could not convert|else than a memfd"):
+        parking.parked_profiling(name, fd)
+    assert fd.closed
+
+
+async def test_marks_that_come_and_go_use_up_nothing_while_a_manager_hangs(
+    notifier, told, monkeypatch, caplog
+):
+    monkeypatch.setattr(parking, "MOST_WAITING", 3)
+    async with working(notifier) as it:
+        before = open_descriptors()
+        for _ in range(100):
+            it.mark_profiling(LEASE.id, 1.5)
+            it.drop_profiling(LEASE.id)
+        assert open_descriptors() < before + 5
+        assert "behind" in caplog.text
+        async with anyio.create_task_group() as reading:
+            reading.start_soon(read_until, told, "READY")
+            await it.told()
+            await it.ready()
+
+
+async def test_without_descriptors_a_mark_is_not_parked(notifier, told, descriptors_left, caplog):
+    async with working(notifier) as it:
+        with descriptors_left(0):
+            it.mark_profiling(LEASE.id, 1.5)
+        await it.ready()
+    assert told() == [("READY", "", 0)]
+    assert f"profiling.{LEASE.id} is not parked" in caplog.text

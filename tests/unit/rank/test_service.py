@@ -76,6 +76,7 @@ async def test_an_engine_with_the_same_key_is_granted_copies_of_all(serving):
         backend="host",
         manifest=os.fstat(generation.sealed.fileno()).st_size,
         chunks=(PAGE, 2 * PAGE),
+        profiling=True,
     )
     originals = (generation.sealed, *generation.chunks)
     assert [os.fstat(fd.fileno()).st_ino for fd in fds] == [
@@ -289,6 +290,82 @@ async def test_a_load_may_be_asked_for_by_operators_when_there_is_nothing(servin
     assert wanted.is_set()
     serving.load_started()
     assert not serving.load_wanted.is_set()
+
+
+# -- profiling --
+
+
+def profilers(service: Service) -> list[str]:
+    return [lease.id for lease in service.status().leases if lease.profiling]
+
+
+async def test_who_profiles_is_told_until_it_ends_or_is_not_believed_any_more(serving, now):
+    one, two = granted(serving), granted(serving, pid=8)
+    assert serving.profiling(one, active=True) == m.Done()
+    assert (profilers(serving), serving.profilers()) == ([one.id], [one])
+    now[0] += 299
+    assert serving.profiling(two, active=True) == m.Done()
+    assert serving.profilers(two.id) == [one]
+    now[0] += 1
+    assert profilers(serving) == [two.id]
+    assert serving.profiling(two, active=False) == m.Done()
+    assert serving.profiling(two, active=False) == m.Done()
+    assert (profilers(serving), serving.profilers()) == ([], [])
+
+
+@pytest.mark.parametrize("active", [True, False])
+async def test_without_a_lease_nobody_profiles(serving, active):
+    refused = serving.profiling(None, active=active)
+    assert (refused.code, "attach first" in refused.detail) == (ErrorCode.UNAVAILABLE, True)
+
+
+async def test_that_a_lease_profiles_is_parked_as_long_as_it_does(serving, parking, told):
+    lease = granted(serving)
+    mark = f"profiling.{lease.id}"
+    serving.profiling(lease, active=True)
+    await parking.ready()
+    assert told() == [("FDSTORE", mark, 1), ("READY", "", 0)]
+    serving.profiling(lease, active=True)
+    await parking.ready()
+    assert told() == [("FDSTOREREMOVE", mark, 0), ("FDSTORE", mark, 1), ("READY", "", 0)]
+    serving.lease_ended(lease)
+    await parking.ready()
+    assert ("FDSTOREREMOVE", mark, 0) in told()
+    assert serving.profilers() == []
+
+
+async def test_what_an_earlier_daemon_was_told_is_believed_as_long_as_it_did(serving, now):
+    lease = granted(serving)
+    assert not serving.profiling_resumed("0e" * 8, now[0] + 5)
+    assert serving.profiling_resumed(lease.id, now[0] + 5)
+    assert serving.profilers() == [lease]
+    now[0] += 5
+    assert serving.profilers() == []
+    assert serving.profiling_resumed(lease.id, now[0] + 1e9)
+    now[0] += 300
+    assert serving.profilers() == []
+
+
+async def test_it_is_waited_for_others_and_for_each_of_them(serving):
+    one, two = granted(serving), granted(serving, pid=8)
+    serving.profiling(one, active=True)
+    with anyio.fail_after(5):
+        await serving.undisturbed(one.id)
+    serving.profiling(two, active=True)
+    done = []
+
+    async def wait():
+        await serving.undisturbed()
+        done.append("nobody")
+
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(wait)
+            for lease in (one, two):
+                await anyio.wait_all_tasks_blocked()
+                assert done == []
+                serving.profiling(lease, active=False)
+    assert done == ["nobody"]
 
 
 async def test_memory_is_what_the_arena_takes(serving):

@@ -1,5 +1,6 @@
 """The desk over real sockets: what each request does to the service, and what ends a lease."""
 
+import dataclasses
 import socket
 from contextlib import asynccontextmanager, closing
 
@@ -53,8 +54,8 @@ class Client:
 class Stage:
     def __init__(self, service: Service, tasks, fellows: Fellows) -> None:
         self.service = service
+        self.tasks = tasks
         self._desk = Desk(service, Policy(owner=0), fellows)
-        self._tasks = tasks
         self._links: list[Link] = []
 
     def client(self, peer: Peer = GUEST, *, lease: Lease | None = None) -> Client:
@@ -63,14 +64,14 @@ class Stage:
         connection = ServerConnection.resumed_lease(lease.id) if lease else ServerConnection()
         self._links.append(Link(ours))
         session = Session(self._links[-1], connection, peer, Limits())
-        self._tasks.start_soon(self._serve, session)
+        self.tasks.start_soon(self._serve, session)
         client = Client(theirs)
         self._links.append(client.link)
         return client
 
     def cancel(self) -> None:
         """Cancel everything, as a daemon does that was told to stop."""
-        self._tasks.cancel_scope.cancel()
+        self.tasks.cancel_scope.cancel()
 
     async def _serve(self, session: Session) -> None:
         await self._desk.serve(session)
@@ -88,8 +89,8 @@ class Stage:
 
 
 @asynccontextmanager
-async def staged(settings, generation, fellows=None):
-    parking = Parking(Notifier({}))
+async def staged(settings, generation, fellows=None, notifier=None):
+    parking = Parking(notifier or Notifier({}))
     async with anyio.create_task_group() as tasks:
         service = Service(settings, parking, clock=anyio.current_time)
         service.adopted(generation)
@@ -259,3 +260,149 @@ async def test_what_a_rank_itself_lacks_comes_before_what_its_group_lacks(
         with anyio.fail_after(0.5):
             told = await stage.client().ask(ATTACH)
         assert told.reason is m.Reason.RELEASED
+
+
+# -- profiling --
+
+
+class Pending:
+    """A request whose answer is waited for by a task of its own."""
+
+    def __init__(self, stage: Stage, client: Client, request: m.Request) -> None:
+        self.answer: m.Reply | None = None
+        self._client, self._request = client, request
+        stage.tasks.start_soon(self._ask)
+
+    async def _ask(self) -> None:
+        self.answer = await self._client.ask(self._request)
+
+    async def answered(self) -> m.Reply:
+        with anyio.fail_after(5):
+            while self.answer is None:  # noqa: ASYNC110
+                await anyio.sleep(0.001)
+        return self.answer
+
+
+OLD = Lease("0e" * 8, "0d" * 16, Mode.ZERO_COPY, "old", 9)
+
+
+async def profiler(stage) -> Client:
+    """An engine that profiles. Its weights are of an earlier generation: it hinders by no more."""
+    stage.service.lease_began(OLD, None)
+    client = stage.client(lease=OLD)
+    assert await client.ask(m.Profiling(active=True)) == m.Done()
+    return client
+
+
+async def waits(stage, client: Client, request: m.Request) -> Pending:
+    """A request that is not answered while everybody else is."""
+    pending = Pending(stage, client, request)
+    for _ in range(5):
+        await anyio.sleep(0.005)
+        assert isinstance(await stage.client().ask(m.Status()), m.StatusTold)
+    assert pending.answer is None
+    return pending
+
+
+async def test_a_lease_that_was_told_it_is_spared_is_so_by_the_next_daemon_too(
+    settings, make, notifier, told
+):
+    async with staged(settings, make(), notifier=notifier) as stage:
+        await profiler(stage)
+        assert told() == [("FDSTORE", f"profiling.{OLD.id}", 1)]
+        stage.cancel()
+
+
+async def test_a_manager_that_hangs_does_not_keep_an_engine_waiting_for_long(
+    settings, make, notifier, told
+):
+    async with staged(settings, make(), notifier=notifier) as stage:
+        stage.tasks.start_soon(stage.service.settled)  # reads nothing, so this is not answered
+        await anyio.sleep(0.01)
+        since = anyio.current_time()
+        await profiler(stage)
+        assert 0.5 < anyio.current_time() - since < 3
+        stage.cancel()
+
+
+async def test_a_client_without_a_lease_does_not_profile(stage):
+    refused = await stage.client().ask(m.Profiling(active=True))
+    assert (refused.code, "attach first" in refused.detail) == (ErrorCode.UNAVAILABLE, True)
+
+
+@pytest.mark.parametrize("end", ["says so", "leaves"])
+async def test_a_release_waits_until_nobody_profiles(stage, end, caplog):
+    caplog.set_level("INFO")
+    engine = await profiler(stage)
+    release = await waits(stage, stage.client(OPERATOR), m.Release())
+    assert stage.service.state is State.SERVING
+    assert "a release for client 7 of user 0 waits: old (pid 9) measures free memory" in caplog.text
+    if end == "leaves":
+        engine.leave()
+    else:
+        assert await engine.ask(m.Profiling(active=False)) == m.Done()
+    assert await release.answered() == m.Done()
+    assert stage.service.state is State.RELEASED
+
+
+async def test_it_waits_no_longer_than_its_deadline(settings, make):
+    patience = dataclasses.replace(settings.deadlines, profiling=0.1)
+    async with staged(dataclasses.replace(settings, deadlines=patience), make()) as stage:
+        await profiler(stage)
+        since = anyio.current_time()
+        assert await stage.client(OPERATOR).ask(m.Release()) == m.Done()
+        assert 0.05 < anyio.current_time() - since < 2
+
+
+async def test_whoever_profiles_does_not_hold_up_itself(stage):
+    client = stage.client()
+    await client.ask(ATTACH)
+    assert await client.ask(m.Profiling(active=True)) == m.Done()
+    assert await client.ask(m.Release()) == m.Done()
+    assert stage.service.profilers() == []
+
+
+async def test_a_release_that_is_not_allowed_does_not_wait(stage):
+    await profiler(stage)
+    assert (await stage.client().ask(m.Release())).code == ErrorCode.DENIED
+
+
+async def test_an_engine_that_comes_while_a_release_waits_keeps_its_weights(stage):
+    engine = await profiler(stage)
+    release = await waits(stage, stage.client(OPERATOR), m.Release())
+    assert isinstance(await stage.client().ask(ATTACH), m.Granted)
+    await engine.ask(m.Profiling(active=False))
+    refused = await release.answered()
+    assert (refused.code, "1 other engine(s)" in refused.detail) == (ErrorCode.DENIED, True)
+    assert stage.service.state is State.SERVING
+
+
+async def test_who_hangs_up_while_its_release_waits_has_released(stage):
+    engine, copier = await profiler(stage), stage.client()
+    await copier.ask(ATTACH)
+    await copier.link.send(codec.encode(m.Release()))
+    await anyio.sleep(0.01)
+    copier.leave()
+    assert stage.service.state is State.SERVING
+    await engine.ask(m.Profiling(active=False))
+    await stage.leases(1)
+    assert stage.service.state is State.RELEASED
+
+
+async def test_a_load_waits_until_nobody_profiles(stage):
+    assert stage.service.release(None, operator=True) == m.Done()
+    engine = await profiler(stage)
+    assert (await stage.client().ask(m.Load())).code == ErrorCode.DENIED
+    load = await waits(stage, stage.client(OPERATOR), m.Load())
+    assert not stage.service.load_wanted.is_set()
+    await engine.ask(m.Profiling(active=False))
+    assert await load.answered() == m.Done()
+    assert stage.service.load_wanted.is_set()
+
+
+async def test_a_daemon_that_stops_waits_for_nobody(settings, make):
+    async with staged(settings, make()) as stage:
+        await profiler(stage)
+        await stage.client(OPERATOR).link.send(codec.encode(m.Release()))
+        await anyio.sleep(0.01)
+        stage.cancel()

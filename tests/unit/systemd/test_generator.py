@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.machinery
 import importlib.util
+import json
 import re
 import subprocess
 import sys
@@ -16,12 +17,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from preloadd.config import group as config
+from preloadd.config.files import Document
 from preloadd.domain.ids import Instance, device_id
 from preloadd.errors import ConfigError
 
 SCRIPT = Path(__file__).parents[3] / "systemd/preloadd-generator"
 UUID = "GPU-53b1d48b-de77-970d-5f91-576155feee6c"
 GOOD = {"name": "llama", "gpus": [UUID, "CPU-0"]}
+DRAFTED = {"builder": "vllm", "engine_args": {"spec-method": "mtp"}}
 
 
 def _imported() -> ModuleType:
@@ -63,10 +66,53 @@ def test_a_group_has_its_devices_in_order_and_defaults_for_the_rest() -> None:
     assert generator.parse(GOOD) == generator.Group("llama", (UUID, "CPU-0"))
 
 
+MTP = {"method": "mtp", "num_speculative_tokens": 1}
+
+
 def test_a_draft_is_one_more_rank_on_every_device() -> None:
-    group = generator.parse(GOOD | {"draft": {}})
+    group = generator.parse(GOOD | {"builder": "vllm", "engine_args": {"sc": MTP}})
     assert group.members == (UUID, "CPU-0", f"{UUID}.draft", "CPU-0.draft")
     assert group.members[2:] == tuple(str(Instance.parse(m)) for m in group.members[2:])
+
+
+EAGLE = {"method": "eagle", "model": "/d", "num_speculative_tokens": 1}
+DRAFTS = [
+    {"--speculative_config": EAGLE},
+    {"speculative-config": json.dumps(EAGLE)},
+    {"sc": EAGLE | {"method": "eagle3"}},
+    {"sc": EAGLE | {"method": "ngram"}},
+    {"sc": {"model": "/d"}},
+    {"sc": MTP | {"method": "mimo_mtp"}, "pp": 2},
+    {"speculative-config.method": "mtp", "speculative-config.num_speculative_tokens": 1},
+    {"--spec_method": "mtp", "spec-tokens": 1, "pipeline-parallel-size": "2"},
+    {"spec-method": "suffix"},
+    {"dtype": "auto"},
+]
+
+
+@pytest.mark.parametrize("draft", [None, {}, {"enabled": False}, {"model": "/d"}])
+@pytest.mark.parametrize("parallel", [None, {"pipeline_parallel_size": 2}])
+@pytest.mark.parametrize("arguments", DRAFTS)
+def test_members_are_those_of_the_configuration(arguments, parallel, draft) -> None:
+    devices = ["CPU-0", "CPU-1"]
+    content = {"name": "a", "gpus": devices, "builder": "vllm", "engine_args": arguments}
+    if not parallel and not any(name.startswith(("pp", "pipeline")) for name in arguments):
+        content["engine_args"] = arguments | {"tp": 2}
+    content |= {"parallel": parallel} if parallel else {}
+    content |= {"draft": draft} if draft is not None else {}
+    group, faults = config.judge(Document(Path("a.toml"), {"model": "/m", **content}))
+    if group is not None:
+        assert generator.parse(content).members == tuple(map(str, group.instances))
+    else:
+        assert {fault.key for fault in faults} <= {"draft", "draft.model"}
+
+
+@pytest.mark.parametrize(
+    "content", [{}, {"builder": "native"}, {"builder": "vllm", "draft": {"enabled": False}}]
+)
+def test_there_are_no_drafts_without_vllm_or_where_they_are_not_wanted(content) -> None:
+    found = generator.parse(GOOD | {"engine_args": {"sc": MTP}} | content)
+    assert found.members == (UUID, "CPU-0")
 
 
 def test_defaults_are_those_of_the_configuration() -> None:
@@ -107,6 +153,13 @@ def test_access_of_others(access: dict[str, object], groups: tuple[str], shared:
         ({"gpus": ["all"]}, "gpus: 'all' is not CPU-0, GPU-<uuid> or MIG-<uuid>"),
         ({"gpus": ["CPU-0.draft"]}, "gpus: 'CPU-0.draft' is not"),
         ({"gpus": [0]}, "gpus: 0 is not"),
+        (DRAFTED | {"engine_args": {"sc": "{"}}, "engine_args.sc: is no JSON"),
+        (DRAFTED | {"engine_args": 3}, "engine_args: must be a table"),
+        (DRAFTED | {"draft": 3}, "draft: must be a table"),
+        (DRAFTED | {"parallel": {"pipeline_parallel_size": 3}}, "3 does not divide the devices"),
+        (DRAFTED | {"parallel": {"pipeline_parallel_size": 0.5}}, "0.5 does not divide"),
+        (DRAFTED | {"engine_args": {"spec-method": "mtp", "pp": "0"}}, "0 does not divide"),
+        (DRAFTED | {"engine_args": {"spec-method": "mtp", "pp": "9" * 5000}}, "not divide"),
         ({"restart": 3}, r"restart: must be a table, \[restart\]"),
         ({"restart": {"burst": 0}}, "restart.burst: 0 is no whole number"),
         ({"restart": {"burst": 1.5}}, "restart.burst: 1.5 is no whole number"),
@@ -256,15 +309,20 @@ def test_access_opens_the_folder(access: dict[str, object], expected: list[str])
 
 
 scalar = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9)
-listed = scalar | st.lists(scalar | st.just("vllm"), max_size=2)
-keys = st.sampled_from(["interval_s", "burst", "pause_s", "groups", "users"])
+listed = scalar | st.lists(scalar | st.just("vllm"), max_size=2) | st.just("mtp")
+keys = st.sampled_from(
+    ["interval_s", "burst", "pause_s", "groups", "users", "enabled", "sc", "spec-method", "pp"]
+)
 tables = st.dictionaries(keys, listed, max_size=3)
 CONTENT = st.fixed_dictionaries(
     {
         "name": st.sampled_from(["a", "b"]) | listed,
         "gpus": st.lists(st.sampled_from(["CPU-0", "CPU-1", UUID]), max_size=2) | listed,
     },
-    optional=dict.fromkeys(("draft", "restart", "access"), tables | listed),
+    optional={
+        **dict.fromkeys(("draft", "restart", "access", "parallel", "engine_args"), tables | listed),
+        "builder": st.just("vllm") | listed,
+    },
 )
 NAMES = st.text(min_size=1, max_size=9).filter(lambda text: "/" not in text and "\0" not in text)
 

@@ -317,3 +317,28 @@ class TestConnect:
 
         with seqpacket.listen(path, 0o600, 1), pytest.raises(InsecurePath, match="user 1000"):
             connect(path, timeout=1, check=check)
+
+
+def test_a_watch_is_asked_without_waiting_and_its_answer_is_the_first_event(client, daemon):
+    client.watch(timeout=1)
+    assert asked(daemon) == m.Watch()
+    assert client.event(timeout=0.01) is None
+    for _ in range(2):
+        tell(daemon, CHANGED)
+        assert client.event(timeout=1) == CHANGED
+
+
+def test_who_may_not_watch_learns_why(client, daemon):
+    tell(daemon, BUSY)
+    daemon.close()
+    client.watch(timeout=1)
+    with pytest.raises(Unavailable, match="tells no more: 256 clients") as turned_away:
+        client.event(timeout=1)
+    assert turned_away.value.reason == m.Reason.BUSY
+    assert_closed(client)
+
+
+def test_a_daemon_that_does_not_read_is_not_watched(client, daemon):
+    with pytest.raises(Unavailable, match="does not read"):
+        client.watch(timeout=0)
+    assert_closed(client)

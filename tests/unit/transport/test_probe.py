@@ -38,27 +38,28 @@ async def test_one_that_hangs_is_ended_and_said():
     probe = await ask("import time; time.sleep(60)", patience=0.2)
     assert probe.devices == ()
     assert "--probe` did not answer within 0.2 s" in probe.problem
+    assert not probe.answered
     assert time.monotonic() - began < 5
 
 
 @pytest.mark.parametrize(
     ("code", "problem"),
     [
-        ("raise SystemExit(78)", "ended with status 78: run it to see why"),
+        ("raise SystemExit(78)", "ended with status 78 (run it to see why)"),
         ("import os; os.abort()", "ended with status 134"),
         ("pass", "said nothing that can be understood"),
         ("print('nonsense')", "said nothing that can be understood"),
-        ("print('[]')", "said nothing that can be understood: Expected `object`"),
+        ("print('[]')", "said nothing that can be understood (Expected `object`"),
         (
             'print(\'{"devices": [{"id": "../x", "name": ""}]}\')',
-            "said nothing that can be understood: '../x' is no device",
+            "said nothing that can be understood ('../x' is no device",
         ),
     ],
 )
 async def test_one_that_does_not_tell_is_a_problem(code, problem):
     probe = await ask(code)
     assert problem in probe.problem
-    assert probe.devices == ()
+    assert (probe.devices, probe.answered) == ((), False)
 
 
 async def test_program_that_is_not_there():

@@ -33,6 +33,12 @@ def test_what_is_written_is_read_as_far_as_it_makes_sense(host):
     assert read(host.world).port == 9470
 
 
+def test_drafts_are_ranks_as_well(host):
+    more = 'builder = "vllm"\nengine_args = { spec-method = "mtp", spec-tokens = 1 }'
+    host.group(more=more, gpus='["CPU-0", "CPU-1"]')
+    assert read(host.world).instances == ("CPU-0", "CPU-1", "CPU-0.draft", "CPU-1.draft")
+
+
 @pytest.mark.slow
 def test_valid_configuration_and_memory(host):
     found = told(host)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from preloadd.admin.doctor.distributions import NEEDED, _numbers, _older
+from preloadd.admin.doctor.distributions import NEEDED, _numbers, older
 
 PROJECT = Path(__file__).parents[4] / "pyproject.toml"
 
@@ -19,7 +19,7 @@ def test_needs_are_those_of_the_project():
     [("2.9", "2.12", True), ("2.12.1", "2.12", False), ("3", "2.12", False), (None, "1", False)],
 )
 def test_versions_are_compared_by_number(found, least, old):
-    assert _older(found, least) is old
+    assert older(found, least) is old
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,13 @@ def test_engines_are_told_where_daemons_listen(host):
     assert "mode 0755" in found[0][1]
 
 
+def test_the_socket_of_a_draft_has_a_longer_name(host):
+    folder = "/" + "x" * (LONGEST - len("//CPU-0.draft/rank_draft.sock") + 1)
+    texts = [text for _, text, _ in told(host, folder, ("CPU-0", "CPU-0.draft"))]
+    (found,) = [text for text in texts if "of at most" in text]
+    assert f"CPU-0.draft's socket has {LONGEST + 1} bytes" in found
+
+
 def test_engines_that_look_elsewhere(host):
     severity, text, remedy = told(host)[-1]
     assert severity == "warning"

@@ -1,0 +1,169 @@
+"""What vLLM's arguments say of speculative decoding, and whether the draft has ranks of its own.
+
+Standard library only: whoever cannot import what judges files asks this as well. The generator of
+systemd, which can import nothing of this package, comes to the same answers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from preloadd.config.arguments import Argument, Wrong
+
+CONFIG = "speculative-config"
+
+PIECES = {
+    "spec-method": "method",
+    "spec-model": "model",
+    "spec-tokens": "num_speculative_tokens",
+}
+"""Arguments that say one thing of the configuration each."""
+
+METHODS = frozenset({"mtp", "eagle", "eagle3"})
+"""Methods whose drafts vLLM's engines ask daemons for; all others they load by themselves."""
+
+_MTP = "mtp"
+_ONCE = "(write all of it in speculative-config)"
+
+
+@dataclass(frozen=True, slots=True)
+class Speculation:
+    """vLLM's configuration of speculative decoding, as far as it is written."""
+
+    values: Mapping[str, object]
+
+    @property
+    def method(self) -> str:
+        """How drafts are made; '' leaves that for vLLM to guess. Old names of `mtp` are `mtp`."""
+        method = str(self.values.get("method", ""))
+        return _MTP if method.endswith(f"_{_MTP}") else method
+
+    @property
+    def model(self) -> str:
+        """The draft's checkpoint; '' is that of the target."""
+        return str(self.values.get("model", ""))
+
+    @property
+    def revision(self) -> str:
+        """The revision of `model`."""
+        return str(self.values.get("revision", ""))
+
+    @property
+    def held(self) -> bool:
+        """Whether the draft is of a kind that can have ranks."""
+        return self.method in METHODS
+
+    @property
+    def why_not_held(self) -> str:
+        """What to tell people of a draft that has no ranks; '' if it can have some."""
+        if self.held:
+            return ""
+        named = f"method {self.method!r}" if self.method else "no method"
+        return (
+            f"{CONFIG} names {named}: engines load such a draft from disk, if it has weights at "
+            f"all; ranks hold drafts of the methods {', '.join(sorted(METHODS))}"
+        )
+
+    @property
+    def argument(self) -> Argument:
+        """The whole as one argument in canonical form."""
+        text = json.dumps(dict(self.values), ensure_ascii=False, sort_keys=True)
+        return Argument(CONFIG, (text,), CONFIG)
+
+
+class Gathered(NamedTuple):
+    """Arguments without those that speak of a draft, what these say, and what is wrong with it."""
+
+    others: list[Argument]
+    speculation: Speculation | None
+    wrong: list[Wrong]
+
+
+def gather(arguments: Iterable[Argument], said: Mapping[str, str]) -> Gathered:
+    """Find what the arguments say of speculative decoding, and complete it with what is `said`.
+
+    vLLM itself would silently drop a whole configuration of which parts stand elsewhere as well.
+    """
+    others, whole, parts = [], [], []
+    for argument in arguments:
+        name = argument.name.partition(".")[0]
+        if argument.name == CONFIG:
+            whole.append(argument)
+        elif name == CONFIG or name in PIECES:
+            parts.append(argument)
+        else:
+            others.append(argument)
+    if not whole and not parts:
+        return Gathered(others, None, [])
+    values: dict[str, object] = {}
+    wrong = [fault for each in whole if (fault := _read_whole(each, values))]
+    wrong += [fault for each in parts if (fault := _read_part(each, values, alone=not whole))]
+    for key, value in said.items():
+        values.setdefault(key, value)
+    found = Speculation(values)
+    if not wrong:
+        wrong += _incomplete(found, [*whole, *parts][0].written)
+    return Gathered(others, found, wrong)
+
+
+def _read_whole(argument: Argument, values: dict[str, object]) -> Wrong | None:
+    try:
+        (text,) = argument.values
+        told = json.loads(text)
+    except (ValueError, RecursionError):
+        told = None
+    if not isinstance(told, dict):
+        return Wrong(argument.written, 'is no table or JSON object (write {"method": ...})')
+    values.clear()
+    # Underscores as vLLM itself has them; null is what is not said.
+    values.update({k.replace("-", "_"): v for k, v in told.items() if v is not None})
+    return None
+
+
+def _read_part(argument: Argument, values: dict[str, object], *, alone: bool) -> Wrong | None:
+    name, _, path = argument.name.partition(".")
+    if not alone and path:
+        return Wrong(argument.written, f"stands beside the whole {_ONCE}")
+    keys = path.split(".") if path else [PIECES[name]]
+    keys[0] = keys[0].replace("-", "_")
+    if len(argument.values) != 1 or path.endswith("+"):
+        return Wrong(argument.written, f"must have one value {_ONCE}")
+    return _put(values, keys, _value(argument.values[0]), argument.written)
+
+
+def _put(
+    values: dict[str, object], keys: Sequence[str], value: object, written: str
+) -> Wrong | None:
+    """Set the value at a place where nothing is yet."""
+    at = values
+    for key in keys[:-1]:
+        inner = at.setdefault(key, {})
+        if not isinstance(inner, dict):
+            return Wrong(written, f"says {key} again {_ONCE}")
+        at = inner
+    if keys[-1] in at:
+        return Wrong(written, f"says {keys[-1]} again {_ONCE}")
+    at[keys[-1]] = value
+    return None
+
+
+def _value(text: str) -> object:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _incomplete(found: Speculation, written: str) -> list[Wrong]:
+    if not found.held or found.model:
+        return []
+    if found.method != _MTP:
+        text = f"names no model (give the checkpoint of the {found.method} head as model)"
+        return [Wrong(written, text)]
+    if "num_speculative_tokens" not in found.values:
+        text = "does not say how many tokens are guessed (add num_speculative_tokens)"
+        return [Wrong(written, text)]
+    return []

@@ -1,0 +1,136 @@
+"""vLLM's arguments: which of them are the group's, and which cannot be with shared weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+from preloadd.config.arguments import Argument, Wrong, words_of
+from preloadd.config.drafts import CONFIG, PIECES, Speculation, gather
+
+SIZES = {
+    "tensor-parallel-size": "tensor_parallel_size",
+    "pipeline-parallel-size": "pipeline_parallel_size",
+    "enable-expert-parallel": "enable_expert_parallel",
+    "expert-placement-strategy": "expert_placement_strategy",
+}
+"""What divides a model into ranks, by argument: the key of `[parallel]`, the field of a flag."""
+
+_LATER = {
+    "data-parallel-size": "data parallelism",
+    "nnodes": "groups over several hosts",
+    "prefill-context-parallel-size": "parallelism of contexts",
+}
+
+_ADAPTERS = "adapters would be wrapped around weights that all engines share (leave it out)"
+
+_REFUSED = {
+    "config": "would read more arguments from another file (write them here)",
+    "default-mm-loras": _ADAPTERS,
+    "enable-eplb": (
+        "EPLB moves experts about in weights that all engines share (leave it out, here and with "
+        "the engines)"
+    ),
+    "enable-lora": _ADAPTERS,
+    "enable-sleep-mode": (
+        "sleep mode would free weights that belong to the daemon, which needs none of it (leave it "
+        "out)"
+    ),
+    "help": "is no argument of a model (ask `vllm serve --help`)",
+    "hf-token": (
+        "is a secret, and arguments are told to engines and logs (leave it out, and set HF_TOKEN, "
+        "or fetch the model before)"
+    ),
+    "lora-modules": _ADAPTERS,
+    "model": "names the model, which is said elsewhere (leave it out: see `model`)",
+    "revision": "is said elsewhere, beside the model (leave it out: see `revision`)",
+    "weight-transfer-config": "would write into weights that all engines share (leave it out)",
+}
+_FORMAT = "load-format"
+
+MAX_NBYTES = 16 << 10
+"""Of all arguments together: they travel in one packet."""
+
+_RESERVED = (*SIZES, *_LATER, *_REFUSED, _FORMAT, CONFIG, *PIECES)
+
+
+class Size(NamedTuple):
+    """One size that was found among arguments: the key of `[parallel]`, its value, and where."""
+
+    key: str
+    value: object
+    written: str
+
+
+class Division(NamedTuple):
+    """What becomes of arguments: `words` are vLLM's, in canonical form, `sizes` the group's.
+
+    What they say of `speculation` is one of the words.
+    """
+
+    words: tuple[str, ...]
+    sizes: tuple[Size, ...]
+    wrong: tuple[Wrong, ...]
+    speculation: Speculation | None = None
+
+
+def divide(
+    found: Iterable[Argument | Wrong], draft: Mapping[str, str] = MappingProxyType({})
+) -> Division:
+    """What of the arguments is vLLM's, what the group's, and what cannot be.
+
+    `draft` is what is said of a draft elsewhere: it completes the arguments.
+    """
+    kept: list[Argument] = []
+    sizes: list[Size] = []
+    wrong: list[Wrong] = []
+    for argument in found:
+        if isinstance(argument, Wrong):
+            wrong.append(argument)
+        elif why := _refusal(argument):
+            wrong.append(Wrong(argument.written, why))
+        elif argument.name.removeprefix("no-") in SIZES:
+            sizes.append(_size(argument))
+        elif argument.name not in _LATER:
+            kept.append(argument)
+    kept, speculation, more = gather(kept, draft)
+    wrong += more
+    words = words_of([*kept, speculation.argument] if speculation else kept)
+    if (nbytes := sum(len(word.encode()) for word in words)) > MAX_NBYTES:
+        text = f"have {nbytes:,} bytes together (at most {MAX_NBYTES:,}: name files instead)"
+        wrong.append(Wrong("", text))
+    return Division(words, tuple(sizes), tuple(wrong), speculation)
+
+
+def _refusal(argument: Argument) -> str:
+    """Why an argument cannot be; empty if it can."""
+    name, values = argument.name, argument.values
+    if name in _REFUSED:
+        return _REFUSED[name]
+    if name in _LATER and values != ("1",):
+        return f"{_LATER[name]}: not in this version (leave it out)"
+    if name == _FORMAT and [value.lower() for value in values] == ["ipc_cache"]:
+        return (
+            "'ipc_cache' is for engines: the daemon that they load from reads the disk itself "
+            "(leave it out, or name another format)"
+        )
+    return _ambiguity(name.removeprefix("no-").partition(".")[0])
+
+
+def _ambiguity(name: str) -> str:
+    """Why a name cannot stay as it is: vLLM takes the beginning of one for the whole."""
+    if name in _RESERVED:
+        return ""
+    meant = [f"--{full}" for full in _RESERVED if full.startswith(name)]
+    return f"may be short for {' or '.join(meant)} (write the whole name)" if meant else ""
+
+
+def _size(argument: Argument) -> Size:
+    """A switch is true or false, digits are a number; whatever else there is, is for a judge."""
+    key = SIZES[argument.name.removeprefix("no-")]
+    text = " ".join(argument.values)
+    value: object = int(text) if text.isascii() and text.isdigit() else text
+    if not argument.values:
+        value = not argument.name.startswith("no-")
+    return Size(key, value, argument.written)

@@ -1,0 +1,72 @@
+"""A model built, loaded and post-processed by vLLM, up to the layout that is shared."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from vllm.config import ModelConfig, VllmConfig
+from vllm.model_executor.model_loader import get_model_loader
+from vllm.model_executor.model_loader.base_loader import BaseModelLoader
+from vllm.model_executor.model_loader.utils import process_weights_after_loading
+from vllm.utils.torch_utils import set_default_torch_dtype
+
+from preloadd.domain.settings import Layout
+from preloadd.frameworks.vllm.layouts import loaders_processing, require_shareable
+from preloadd.loader.vllm.alone import reading_alone
+
+Told = Callable[[str, int], None]
+"""Told of a phase, and of so many bytes more in it."""
+
+
+def build(config: VllmConfig, model_config: ModelConfig, layout: Layout, told: Told) -> nn.Module:
+    """The model in evaluation mode, weights in `layout`; within `alone`.
+
+    What cannot be shared is refused before anything is read (UnsupportedQuantForIPCError).
+    """
+    device = torch.device(config.device_config.device)
+    loader = get_model_loader(config.load_config)
+    with set_default_torch_dtype(model_config.dtype), torch.no_grad():
+        told("creating", 0)
+        _make_workspace(device)
+        with device:
+            model = loader.create_model(config, model_config)
+        require_shareable(model, layout)
+        told("loading", 0)
+        _count(loader, lambda nbytes: told("loading", nbytes))
+        with reading_alone():
+            loader.load_weights(model, model_config)
+        if layout is not Layout.RAW:
+            told("processing", 0)
+            gc.collect()
+            with loaders_processing(layout):
+                process_weights_after_loading(model, model_config, device)
+    ready: nn.Module = model.eval()
+    return ready
+
+
+def _make_workspace(device: torch.device) -> None:
+    """Where attention backends take room when they are built. Not in every version."""
+    try:
+        from vllm.v1.worker.workspace import init_workspace_manager
+    except ImportError:
+        return
+    init_workspace_manager(device)
+
+
+def _count(loader: BaseModelLoader, told: Callable[[int], None]) -> None:
+    """Have a loader that hands over tensor after tensor tell of each; others stay silent."""
+    weights: Any = getattr(loader, "get_all_weights", None)
+    if weights is None:
+        return
+
+    def counted(*args: object, **kwargs: object) -> Iterator[tuple[str, torch.Tensor]]:
+        tensors: Iterable[tuple[str, torch.Tensor]] = weights(*args, **kwargs)
+        for name, tensor in tensors:
+            yield name, tensor
+            told(tensor.nbytes)
+
+    loader.get_all_weights = counted

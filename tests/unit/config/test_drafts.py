@@ -1,0 +1,100 @@
+import pytest
+
+from preloadd.config.arguments import Argument, from_table, from_words
+from preloadd.config.drafts import METHODS, Gathered, Speculation, gather
+
+
+def of(*words: str, **said: str) -> Gathered:
+    return gather([a for a in from_words(words) if isinstance(a, Argument)], said)
+
+
+def values(*words: str, **said: str) -> object:
+    found = of(*words, **said)
+    assert found.wrong == []
+    assert found.speculation is not None
+    return found.speculation.values
+
+
+WHOLE = '--speculative-config={"method": "eagle", "model": "/d", "num-speculative-tokens": 2}'
+SAID = {"method": "eagle", "model": "/d", "num_speculative_tokens": 2}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [WHOLE],
+        [WHOLE.replace("}", ', "revision": null}')],
+        ["-sc.method=eagle", "-sc.model", "/d", "--speculative_config.num_speculative_tokens=2"],
+        ["--spec-method", "eagle", "--spec-model=/d", "--spec-tokens=2"],
+        ['--speculative-config={"method": "eagle"}', "--spec-model=/d", "--spec-tokens=2"],
+        # The last whole one counts, as with vLLM.
+        ['--speculative-config={"quantization": "fp8"}', WHOLE],
+    ],
+)
+def test_however_it_is_written_it_says_the_same(words):
+    assert values(*words) == SAID
+    assert of("--dtype=auto", *words).others == list(from_words(["--dtype=auto"]))
+
+
+def test_a_table_says_it_as_well():
+    arguments = [a for a in from_table({"sc": SAID}) if isinstance(a, Argument)]
+    found = gather(arguments, {}).speculation
+    assert found is not None
+    assert found.values == SAID
+    assert found.argument.values == (
+        '{"method": "eagle", "model": "/d", "num_speculative_tokens": 2}',
+    )
+
+
+def test_parts_reach_into_tables():
+    word = "--speculative-config.draft_load_config.load_format=dummy"
+    assert values(word, "--spec-method=ngram")["draft_load_config"] == {"load_format": "dummy"}
+
+
+def test_what_is_said_elsewhere_completes_and_never_replaces():
+    assert values(WHOLE, model="/other", revision="r") == SAID | {"revision": "r"}
+    assert of(model="/d") == Gathered([], None, [])
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--speculative-config"], "no table or JSON object"),
+        (["--speculative-config=[1]"], "no table or JSON object"),
+        (["--speculative-config=" + "[" * 100_000], "no table or JSON object"),
+        ([WHOLE, "-sc.method=mtp"], "stands beside the whole"),
+        ([WHOLE, "--spec-method=mtp"], "says method again"),
+        (["-sc.a.b=1", "-sc.a=2"], "says a again"),
+        (["-sc.a=1", "-sc.a.b=2"], "says a again"),
+        (["--spec-method", "a", "b"], "must have one value"),
+        (["-sc.a+=b"], "must have one value"),
+        (["--spec-method=eagle3", "--spec-tokens=2"], "names no model (give the checkpoint"),
+        (["--spec-method=mtp"], "add num_speculative_tokens"),
+    ],
+)
+def test_what_cannot_be_is_told_with_the_remedy(words, told):
+    (wrong,) = of(*words).wrong
+    assert told in wrong.text
+    assert wrong.text.endswith(")")
+
+
+@pytest.mark.parametrize("method", [*METHODS, "deepseek_mtp"])
+def test_drafts_that_ranks_hold(method):
+    found = Speculation({"method": method})
+    assert found.held
+    assert found.method in METHODS
+    assert found.why_not_held == ""
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ({"method": "ngram"}, "method 'ngram': engines load such a draft from disk"),
+        ({"model": "/d"}, "names no method"),
+    ],
+)
+def test_drafts_that_engines_load_are_told(said, told):
+    found = Speculation(said)
+    assert not found.held
+    assert told in found.why_not_held
+    assert "eagle, eagle3, mtp" in found.why_not_held

@@ -1,0 +1,115 @@
+import pytest
+
+from preloadd.config.arguments import from_words
+from preloadd.config.vllm import MAX_NBYTES, Division, divide
+
+
+def of(*words: str) -> Division:
+    return divide(from_words(words))
+
+
+def test_what_is_vllms_stays_in_canonical_form():
+    found = of("--trust-remote-code", "--dtype", "bfloat16", "--load-format=fastsafetensors")
+    assert found.words == (
+        "--dtype=bfloat16",
+        "--load-format=fastsafetensors",
+        "--trust-remote-code",
+    )
+    assert (found.sizes, found.wrong) == ((), ())
+
+
+@pytest.mark.parametrize(
+    ("words", "key", "value"),
+    [
+        (["-tp", "2"], "tensor_parallel_size", 2),
+        (["--tensor_parallel_size=2"], "tensor_parallel_size", 2),
+        (["-pp=3"], "pipeline_parallel_size", 3),
+        (["-ep"], "enable_expert_parallel", True),
+        (["--no-enable-expert-parallel"], "enable_expert_parallel", False),
+        (
+            ["--expert-placement-strategy", "round_robin"],
+            "expert_placement_strategy",
+            "round_robin",
+        ),
+        # Whether it can be is for a judge.
+        (["-tp", "two"], "tensor_parallel_size", "two"),
+        (["-tp", "-1"], "tensor_parallel_size", "-1"),
+        (["-tp"], "tensor_parallel_size", True),
+    ],
+)
+def test_sizes_are_the_groups(words, key, value):
+    found = of(*words)
+    (size,) = found.sizes
+    assert (size.key, size.value, size.written) == (key, value, words[0].partition("=")[0])
+    assert (found.words, found.wrong) == ((), ())
+
+
+@pytest.mark.parametrize("words", [["-dp", "1"], ["--nnodes=1"], ["-pcp=1"]])
+def test_what_is_not_in_this_version_may_be_said_not_to_be(words):
+    assert of(*words) == Division((), (), ())
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--model", "x"], "see `model`"),
+        (["--revision=x"], "see `revision`"),
+        (["--load-format", "ipc_cache"], "for engines"),
+        (["--load_format=IPC_CACHE"], "for engines"),
+        (["-dp", "2"], "data parallelism: not in this version"),
+        (["--nnodes", "2"], "several hosts: not in this version"),
+        (["-pcp", "2"], "not in this version"),
+        (["--enable-eplb"], "EPLB moves experts"),
+        (["--enable-sleep-mode"], "sleep mode"),
+        (["--enable-lora"], "adapters"),
+        (["--lora-modules", "a=/b"], "adapters"),
+        (["--weight-transfer-config={}"], "engines share"),
+        (["--hf-token", "hf_x"], "secret"),
+        (["--config", "x.yaml"], "write them here"),
+        # vLLM takes the beginning of a name for the whole.
+        (["--load-form", "ipc_cache"], "may be short for --load-format"),
+        (["--tensor-parallel", "4"], "may be short for --tensor-parallel-size"),
+        (["--speculative.method", "mtp"], "may be short for --speculative-config"),
+        (["--spec", "x"], "--speculative-config or --spec-method or --spec-model or --spec-tokens"),
+        (["--enable-e"], "--enable-expert-parallel or --enable-eplb"),
+        (["--no-enable-expert"], "--enable-expert-parallel"),
+    ],
+)
+def test_what_cannot_be_is_told_by_its_name_with_the_remedy(words, told):
+    found = of(*words)
+    (wrong,) = found.wrong
+    assert wrong.written == words[0].partition("=")[0]
+    assert told in wrong.text
+    assert wrong.text.endswith(")")
+    assert "hf_x" not in wrong.text
+    assert found.words == ()
+
+
+@pytest.mark.parametrize(
+    "word",
+    ["--no-enable-eplb", "--eplb-config={}", "--load-format=auto"],
+)
+def test_what_only_resembles_that_is_passed_on(word):
+    assert of(word) == Division((word,), (), ())
+
+
+def test_a_draft_is_told_in_one_argument_with_what_is_said_of_it_elsewhere():
+    words = ["--spec-method", "eagle", "--dtype=auto", "--spec-tokens=2"]
+    found = divide(from_words(words), {"model": "/d"})
+    assert found.words == (
+        "--dtype=auto",
+        '--speculative-config={"method": "eagle", "model": "/d", "num_speculative_tokens": 2}',
+    )
+    assert found.speculation is not None
+    assert (found.speculation.method, found.speculation.held) == ("eagle", True)
+    assert of("--dtype=auto").speculation is None
+
+
+def test_every_fault_is_told():
+    assert len(of("x", "--enable-eplb", "--enable-lora", "--dtype=auto").wrong) == 3
+
+
+def test_arguments_fit_into_one_packet():
+    assert not of("--x", "y" * (MAX_NBYTES - 4)).wrong
+    (wrong,) = of("--x", "y" * (MAX_NBYTES - 3)).wrong
+    assert f"at most {MAX_NBYTES:,}" in wrong.text
