@@ -109,10 +109,7 @@ class _Binding:
         self._layout = layout
         self._beside = _beside(weights.manifest)
         self._modules = walk.modules_of(model)
-        registered = list(walk.registered(self._modules))
-        self._known = {found.name: found.kind for found in registered}
-        # Objects beside the modules may hold them too; kept alive, so that no other has their id.
-        self._replaced = {id(found.tensor): found for found in registered}
+        self._known = {found.name: found.kind for found in walk.registered(self._modules)}
         self._kinds = dict(_kinds(weights.manifest))
         self._made: dict[str, torch.Tensor] = {}
         self._region = Region(weights) if weights.mode is Mode.ZERO_COPY else None
@@ -125,7 +122,6 @@ class _Binding:
             if name in self._known or not self._of_attention(name):
                 self._put(name)
         self._put_hidden(replacing=True)
-        self._follow()
 
     def bind_late(self) -> None:
         """What attention layers make while they process, and what processing made a copy of."""
@@ -141,29 +137,19 @@ class _Binding:
                 self._put(name)
 
     def complete(self) -> None:
-        """Leave no tensor without content: what the builder's processing took away goes too.
+        """Leave no tensor of a module without content: what processing took away from the builder's
+        model goes from this one too, so that to use it is an error and not a wrong answer.
 
-        AttachError names what has neither content nor is to go.
+        AttachError names what should have content and has none.
         """
         self._modules = walk.modules_of(self._model)  # processing may have added some
         self._put_hidden(replacing=False)
-        self._follow()
         empty = set(self._beside.empty)
         for found in list(walk.registered(self._modules)):
             if found.tensor.is_meta:
                 if found.name in self._kinds:
                     raise AttachError(f"{found.name} was left without content")
                 self._take_away(found, leave_none=found.name in empty)
-        if left := [found.name for found in walk.hidden(self._modules) if found.tensor.is_meta]:
-            raise AttachError(f"left without content: {', '.join(left[:5])}")
-
-    def _follow(self) -> None:
-        """Give objects that hold a tensor of a module, as routers do, the one that is there now."""
-        for found in list(walk.hidden(self._modules)):
-            before = self._replaced.get(id(found.tensor))
-            if before is not None and before.name in self._kinds:
-                holder, step = walk.look_up(self._modules, found.name)
-                walk.put_hidden(holder, step, self._tensor(before.name))
 
     def _take_away(self, found: walk.Found, *, leave_none: bool) -> None:
         module, leaf = self._home(found.name)
@@ -245,7 +231,7 @@ def _kinds(manifest: Manifest) -> Iterator[tuple[str, Kind]]:
         yield name, Kind(kind)
     kinds = dict(zip(manifest.tensors.name, manifest.tensors.kind, strict=True))
     for alias, name in manifest.aliases.items():
-        yield alias, Kind(kinds[name])
+        yield alias, Kind.HIDDEN if walk.HIDDEN in alias else Kind(kinds[name])
 
 
 def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:

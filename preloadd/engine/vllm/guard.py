@@ -7,7 +7,8 @@ here by the name of the tensor and of the operation, while there is still anothe
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -32,15 +33,21 @@ class WriteGuard(TorchDispatchMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:  # noqa: ANN401
         """Let the operation pass unless it writes where it must not."""
-        given = dict(kwargs or {})
-        if func._schema.is_mutable:  # noqa: SLF001
-            for tensor in _written(func, args, given):
-                if self._weights.shares(tensor) and not _is_same(func, tensor, args):
-                    raise AttachError(
-                        f"vLLM writes into {self._name(tensor)} while it prepares this model "
-                        f"({func}), which is shared"
-                    )
+        given = kwargs or {}
+        written = _written(func)
+        for position, name in written:
+            value = args[position] if position < len(args) else given.get(name)
+            for tensor in value if isinstance(value, (list, tuple)) else (value,):
+                if isinstance(tensor, torch.Tensor) and not tensor.is_meta:
+                    self._check(func, tensor, args)
         return func(*args, **given)
+
+    def _check(self, func: Any, tensor: torch.Tensor, args: Sequence[Any]) -> None:  # noqa: ANN401
+        if self._weights.shares(tensor) and not _is_same(func, tensor, args):
+            raise AttachError(
+                f"vLLM writes into {self._name(tensor)} while it prepares this model ({func}), "
+                "which is shared"
+            )
 
     def _name(self, tensor: torch.Tensor) -> str:
         storage = tensor.untyped_storage().data_ptr()
@@ -52,15 +59,14 @@ class WriteGuard(TorchDispatchMode):
         return f"a tensor at {storage:#x}"
 
 
-def _written(func: Any, args: Sequence[Any], given: Mapping[str, Any]) -> Iterator[torch.Tensor]:  # noqa: ANN401
-    """The tensors among the arguments that the operation's schema says it writes."""
-    for position, argument in enumerate(func._schema.arguments):  # noqa: SLF001
-        if argument.alias_info is None or not argument.alias_info.is_write:
-            continue
-        value = given.get(argument.name, args[position] if position < len(args) else None)
-        for tensor in value if isinstance(value, (list, tuple)) else (value,):
-            if isinstance(tensor, torch.Tensor) and not tensor.is_meta:
-                yield tensor
+@cache
+def _written(func: Any) -> tuple[tuple[int, str], ...]:  # noqa: ANN401
+    """Position and name of the arguments that the operation's schema says it writes."""
+    return tuple(
+        (position, argument.name)
+        for position, argument in enumerate(func._schema.arguments)  # noqa: SLF001
+        if argument.alias_info is not None and argument.alias_info.is_write
+    )
 
 
 def _is_same(func: Any, tensor: torch.Tensor, args: Sequence[Any]) -> bool:  # noqa: ANN401

@@ -1,6 +1,6 @@
 """Every tensor of a model by name: parameters, buffers, and those hidden in plain objects.
 
-Loader and engine walk alike, so that what one found the other finds under the same name. A hidden
+Engines find under the same name what a loader found. A hidden
 tensor is one that a module keeps in an attribute of its own or in an object beside it (a kernel, an
 attention backend): torch does not know it. Its name is the module's, `::`, and the way from there:
 ``model.layers.0.self_attn.attn::impl.scale``, ``lm_head::tables[2]``.
@@ -82,21 +82,18 @@ def empty_names(modules: dict[str, nn.Module]) -> list[str]:
     ]
 
 
-def hidden(modules: dict[str, nn.Module]) -> Iterator[Found]:
-    """Tensors in attributes and plain objects of `modules_of` a model, the first name of each."""
-    known = {id(found.tensor) for found in registered(modules)}
+def beside(modules: dict[str, nn.Module]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Tensors in attributes and plain objects of `modules_of` a model, under every name that leads
+    to one; those of modules are among them, where such an object holds one too."""
     firsts = {id(module): prefix for prefix, module in reversed(modules.items())}
     seen = set(firsts)
     for prefix, module in modules.items():
         if firsts[id(module)] != prefix:
             continue
         for name, value in vars(module).items():
-            # This runs while an engine starts, and nearly all there is are plain values.
             if type(value) not in _PLAIN and name not in _TORCHS_OWN:
                 for path, tensor in _within(value, name, _DEPTH, seen):
-                    if id(tensor) not in known:
-                        known.add(id(tensor))
-                        yield Found(f"{prefix}{HIDDEN}{path}", Kind.HIDDEN, tensor)
+                    yield f"{prefix}{HIDDEN}{path}", tensor
 
 
 def _within(

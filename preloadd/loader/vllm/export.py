@@ -13,7 +13,7 @@ from preloadd.domain import dtypes
 from preloadd.domain.manifest import ALIGNMENT, Artifact, Kind, Storages, Tensors
 from preloadd.errors import UnsupportedModel
 from preloadd.frameworks.torch import DTYPES
-from preloadd.frameworks.vllm.walk import Found, empty_names, hidden, modules_of, registered
+from preloadd.frameworks.vllm.walk import Found, beside, empty_names, modules_of, registered
 from preloadd.loader.report import Reporter, Tally
 from preloadd.memory.api import PIECE, Filler, Rows, WritableChunk
 from preloadd.weights.plan.packing import lay_out
@@ -61,7 +61,8 @@ def describe(model: nn.Module) -> Export:
     names: dict[int, str] = {}
     places: dict[int, int] = {}
     found_rows: list[tuple[Found, int]] = []
-    everything = [*registered(modules), *hidden(modules)]
+    everything = list(registered(modules))
+    everything += [Found(name, Kind.HIDDEN, tensor) for name, tensor in beside(modules)]
     for found in sorted(everything, key=lambda found: found.kind is not Kind.PARAMETER):
         if (first := names.get(id(found.tensor))) is not None:
             if first != found.name:
