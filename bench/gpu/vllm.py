@@ -156,14 +156,6 @@ def _from(extra: dict[str, Any]) -> dict[str, Any]:
 DISK = Way("disk", {"load_format": "auto"})
 
 
-@dataclass(slots=True)
-class Found:
-    """What engines started one way took (seconds, medians), and what they answered."""
-
-    load_s: float
-    answers: Any
-
-
 def compare(session: Session, part: str, name: str) -> None:
     """Engines three ways in turns, in one process, with both daemons on the GPU: what they answer,
     and what `load_model` takes."""

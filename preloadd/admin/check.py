@@ -175,9 +175,7 @@ def _look_at(
         )
         return None, faults
     if why := trial.cannot_load(python):
-        faults.append(
-            Fault(file, key, f"{python} cannot run a loader: {why} (install what is missing there)")
-        )
+        faults.append(Fault(file, key, _unable(python, why)))
     elif group.builder == "vllm" and (why := trial.fails([python, "-P", "-c", _FIND_VLLM])):
         text = f"{python}: {why} (name the interpreter of the engine's environment)"
         faults.append(Fault(file, key, text))
@@ -195,6 +193,12 @@ def _look_at(
         return None, faults
     instances = tuple(map(str, group.instances))
     return Model(group.name, str(folders[0]), nbytes, instances), faults
+
+
+def _unable(python: str, why: str) -> str:
+    """Why a Python cannot run loaders; one that can at least start ours says itself what to do."""
+    ours = why.partition("preloadd-loader: ")[2]
+    return ours or f"{python} cannot run a loader: {why} (install what is missing there)"
 
 
 def _checkpoints(group: Group) -> Iterator[tuple[str, str, str]]:

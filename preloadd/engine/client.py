@@ -161,6 +161,7 @@ def attach(
     loading is asked again until `options.state_timeout_s` is over.
     """
     deadline = time.monotonic() + (0.0 if options.fallback else options.state_timeout_s)
+    told = False
     while True:
         try:
             return _attach(wanted, options, partial(_map, wanted, mapper, arenas), environ, uid)
@@ -168,6 +169,9 @@ def attach(
             remaining = deadline - time.monotonic()
             if error.reason not in _WORTH_WAITING or remaining <= 0:
                 raise
+            if not told:
+                log.info("waiting up to %.0f s for the daemon: %s", remaining, error)
+            told = True
             time.sleep(min(RETRY_S, remaining))
 
 

@@ -77,7 +77,9 @@ def test_interpreter_without_what_loaders_need(host):
     bare.chmod(0o755)
     host.group(more=f'python = "{bare}"')
     (fault,) = faults(host)
-    assert f"a.toml: python: {bare} cannot run a loader: ModuleNotFoundError: No module" in fault
+    assert "a.toml: python: " in fault
+    assert " cannot run a loader (No module named " in fault
+    assert fault.count("install") == 1
 
 
 def test_interpreter_without_vllm_for_a_group_of_vllm(host):

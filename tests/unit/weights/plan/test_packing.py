@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preloadd.domain.manifest import ALIGNMENT, MAX_CHUNKS, Kind, Manifest, check
+from preloadd.domain.manifest import ALIGNMENT, MAX_CHUNKS, Kind, Manifest, Storages, check
 from preloadd.domain.recipe import LAYOUT, Recipe
 from preloadd.errors import ConfigError
-from preloadd.weights.plan.packing import ArenaPlan, pack
+from preloadd.weights.plan.packing import ArenaPlan, lay_out, pack
 from preloadd.weights.plan.slices import Slice, Source, whole
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
@@ -222,3 +222,37 @@ def test_from_one_gib_up_an_arena_is_at_most_one_percent_larger_than_its_tensors
     plan = pack(bytes_of(*sizes), chunk_bytes, granularity)
     assert sum(sizes) < GIB or plan.arena_nbytes <= 1.01 * plan.tensor_nbytes
     assert len(plan.chunks) <= MAX_CHUNKS
+
+
+# ---- sizes alone
+
+
+@given(
+    st.lists(st.integers(0, 64 * KIB), max_size=100),
+    st.integers(1, 128 * KIB),
+    st.sampled_from([ALIGNMENT, PAGE]),
+)
+def test_sizes_are_laid_out_as_slices_of_these_sizes_are(sizes, chunk_bytes, granularity):
+    chunks, storages = lay_out(sizes, chunk_bytes, granularity)
+    plan = pack(bytes_of(*sizes), chunk_bytes, granularity)
+    assert (chunks, storages) == (plan.chunks, plan.storages)
+    assert storages.nbytes == sizes
+    assert storages.nbytes is not sizes
+
+
+def test_sizes_are_laid_out_one_after_the_other():
+    chunks, storages = lay_out([100, 0, 513, 4000], PAGE, PAGE)
+    assert chunks == (PAGE, PAGE)
+    assert storages == Storages(
+        chunk=[0, 0, 0, 1], offset=[0, 512, 512, 0], nbytes=[100, 0, 513, 4000]
+    )
+    assert lay_out((), PAGE, PAGE) == ((PAGE,), Storages([], [], []))
+
+
+@pytest.mark.parametrize(
+    ("chunk_bytes", "granularity", "told"),
+    [(0, PAGE, "chunk size is 0 bytes"), (MIB, 1000, "granularity is 1000 bytes")],
+)
+def test_sizes_of_chunks_that_make_no_sense_are_refused(chunk_bytes, granularity, told):
+    with pytest.raises(ConfigError, match=told):
+        lay_out([1], chunk_bytes, granularity)
