@@ -64,10 +64,12 @@ class Arenas:
             for fd in fds:
                 always.callback(fd.close)
             with self._lock:
-                mapped = self._mapped.get(identity)
+                # What a private mapping shows is what its own user wrote there.
+                mapped = None if identity.private else self._mapped.get(identity)
                 if mapped is None:
                     mapped = _Mapped(mapper.map(list(zip(fds, identity.chunks, strict=True))))
-                    self._mapped[identity] = mapped
+                    if not identity.private:
+                        self._mapped[identity] = mapped
                 share = Share(self, identity, mapped)
                 mapped.users.add(share)
         return share

@@ -96,7 +96,7 @@ class Attachment:
             return
         try:
             self._watcher = Watcher(self._line, self.manifest.generation)
-        except PreloadError as error:
+        except (PreloadError, OSError) as error:
             log.warning("the daemon of %s is not watched: %s", self._line.name, error)
 
     def profiling(self, *, active: bool) -> None:

@@ -39,6 +39,8 @@ class _Beside(msgspec.Struct, frozen=True):
 
     on_host: tuple[str, ...] = ()
     empty: tuple[str, ...] = ()
+    gone: tuple[str, ...] = ()
+    outline: str = ""
 
 
 @dataclass(slots=True)
@@ -66,6 +68,7 @@ def build(
         with torch.device("meta"), _without_record(weights):
             model = initialize_model(vllm_config=config, model_config=model_config, prefix=prefix)
         require_shareable(model, layout)
+        _require_alike(model, weights.manifest)
         for name, value in weights.manifest.attributes.items():
             setattr(model, name, value)
         binding = _Binding(model, weights, layout)
@@ -144,10 +147,10 @@ class _Binding:
         """
         self._modules = walk.modules_of(self._model)  # processing may have added some
         self._put_hidden(replacing=False)
-        empty = set(self._beside.empty)
+        empty, gone = set(self._beside.empty), set(self._beside.gone)
         for found in list(walk.registered(self._modules)):
             if found.tensor.is_meta:
-                if found.name in self._kinds:
+                if found.name not in gone:
                     raise AttachError(f"{found.name} was left without content")
                 self._take_away(found, leave_none=found.name in empty)
 
@@ -224,6 +227,15 @@ def _guarding(weights: Weights, layout: Layout) -> AbstractContextManager[object
     if layout is Layout.RAW or weights.mode is Mode.COPY:
         return nullcontext()
     return WriteGuard(weights)
+
+
+def _require_alike(model: nn.Module, manifest: Manifest) -> None:
+    """AttachError unless the model, without weights, is what the builder's was."""
+    if walk.outline(walk.modules_of(model)) != _beside(manifest).outline:
+        raise AttachError(
+            "the daemon's model is made of other tensors, or quantised by other means, than this "
+            "engine's, although their keys are equal: give both the same arguments"
+        )
 
 
 def _kinds(manifest: Manifest) -> Iterator[tuple[str, Kind]]:

@@ -62,9 +62,10 @@ class WriteGuard(TorchDispatchMode):
 @cache
 def _written(func: Any) -> tuple[tuple[int, str], ...]:  # noqa: ANN401
     """Position and name of the arguments that the operation's schema says it writes."""
+    schema = getattr(func, "_schema", None)
     return tuple(
         (position, argument.name)
-        for position, argument in enumerate(func._schema.arguments)  # noqa: SLF001
+        for position, argument in enumerate(schema.arguments if schema is not None else ())
         if argument.alias_info is not None and argument.alias_info.is_write
     )
 
@@ -76,5 +77,7 @@ def _is_same(func: Any, tensor: torch.Tensor, args: Sequence[Any]) -> bool:  # n
         and len(args) > 1
         and isinstance(args[1], torch.Tensor)
         and args[1].data_ptr() == tensor.data_ptr()
+        and args[1].dtype == tensor.dtype
+        and args[1].shape == tensor.shape
         and args[1].stride() == tensor.stride()
     )

@@ -18,7 +18,6 @@ from vllm.config import ModelConfig, VllmConfig
 from vllm.config.load import LoadConfig
 from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
-from vllm.model_executor.model_loader.utils import get_draft_load_config
 
 from preloadd.domain.ids import Role
 from preloadd.domain.leases import Mode
@@ -34,10 +33,30 @@ log = logging.getLogger("vllm.preloadd")
 
 @dataclass(frozen=True, slots=True)
 class _Early:
-    """What came of asking before vLLM counts memory: a lease, or why there is none."""
+    """What came of asking before vLLM counts memory: a lease, or why there is none. It is given up
+    with the configuration of its model, which vLLM keeps through all it makes of the rest."""
 
-    config: weakref.ref[VllmConfig]
+    model: weakref.ref[ModelConfig]
     outcome: Attached | PreloadError
+    given_up: weakref.finalize | None = None  # type: ignore[type-arg]
+
+    @classmethod
+    def of(cls, model: ModelConfig, outcome: Attached | PreloadError) -> _Early:
+        if isinstance(outcome, PreloadError):
+            # Its frames would keep the configuration alive.
+            return cls(weakref.ref(model), outcome.with_traceback(None))
+        return cls(weakref.ref(model), outcome, weakref.finalize(model, outcome.attachment.abandon))
+
+    def take(self) -> Attached | PreloadError:
+        """The outcome, which is the caller's from now on."""
+        if self.given_up is not None:
+            self.given_up.detach()
+        return self.outcome
+
+    def give_up(self) -> None:
+        """End the lease, if there is one."""
+        if self.given_up is not None:
+            self.given_up()
 
 
 _early: dict[Role, _Early] = {}
@@ -65,6 +84,9 @@ class PreloaddLoader(BaseModelLoader):  # type: ignore[misc]
         counted = self._count(vllm_config, vllm_config.model_config)
         speculative = vllm_config.speculative_config
         if speculative is not None and _has_daemon(vllm_config):
+            # Not in 0.30, which does not count either.
+            from vllm.model_executor.model_loader.utils import get_draft_load_config
+
             draft_config = get_draft_load_config(vllm_config)
             if str(draft_config.load_format) == FORMAT:
                 draft = PreloaddLoader(draft_config)
@@ -75,7 +97,7 @@ class PreloaddLoader(BaseModelLoader):  # type: ignore[misc]
         role = self._route.role(config, model)
         _forget(role)
         outcome = self._asked(config, model, role)
-        _early[role] = _Early(weakref.ref(config), outcome)
+        _early[role] = _Early.of(model, outcome)
         if isinstance(outcome, PreloadError) or outcome.mode is Mode.COPY:
             return 0
         return outcome.nbytes
@@ -89,7 +111,7 @@ class PreloaddLoader(BaseModelLoader):  # type: ignore[misc]
             role = self._route.role(vllm_config, model_config)
             if role is Role.DRAFT and not _has_daemon(vllm_config):
                 return self._from_disk(vllm_config, model_config, prefix)
-            outcome = _taken(role, vllm_config) or self._asked(vllm_config, model_config, role)
+            outcome = _taken(role, model_config) or self._asked(vllm_config, model_config, role)
             if isinstance(outcome, PreloadError):
                 raise outcome
             asked = time.monotonic() - started
@@ -223,17 +245,17 @@ def _tell(weights: Weights, bound: Bound) -> None:
     )
 
 
-def _taken(role: Role, config: VllmConfig) -> Attached | PreloadError | None:
-    """What came of asking early for this engine's model, once."""
+def _taken(role: Role, model: ModelConfig) -> Attached | PreloadError | None:
+    """What came of asking early for this model, once."""
     early = _early.pop(role, None)
     if early is None:
         return None
-    if early.config() is not config and isinstance(early.outcome, Attached):
-        early.outcome.attachment.abandon()  # of an engine in this process that never loaded
-    return early.outcome if early.config() is config else None
+    if early.model() is model:
+        return early.take()
+    early.give_up()  # of an engine in this process that never loaded
+    return None
 
 
 def _forget(role: Role) -> None:
-    early = _early.pop(role, None)
-    if early is not None and isinstance(early.outcome, Attached):
-        early.outcome.attachment.abandon()
+    if (early := _early.pop(role, None)) is not None:
+        early.give_up()

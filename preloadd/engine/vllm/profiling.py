@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
@@ -29,7 +30,7 @@ _WORKER = "vllm.v1.worker.gpu_worker"
 _MEASURES = "determine_available_memory"
 
 _measured: WeakSet[Attachment] = WeakSet()
-_copied: list[Weights] = []
+_copied: WeakSet[Weights] = WeakSet()
 _lock = threading.Lock()
 
 
@@ -53,8 +54,8 @@ def hold(weights: Weights, memory: Memory) -> None:
         weights.take_over()
         return
     with _lock:
-        _copied.append(weights)
-    timer = threading.Timer(DEADLINE_S, finish)
+        _copied.add(weights)
+    timer = threading.Timer(DEADLINE_S, _take_over, (weakref.ref(weights),))
     timer.daemon = True
     timer.start()
 
@@ -68,6 +69,14 @@ def finish() -> None:
     for attachment in measured:
         attachment.profiling(active=False)
     for weights in copied:
+        # The daemon may wait for other engines before it answers, which this one need not.
+        threading.Thread(target=_take_over, args=(weakref.ref(weights),), daemon=True).start()
+
+
+def _take_over(copied: weakref.ref[Weights]) -> None:
+    """Nothing if it was done already, or the model is gone."""
+    weights = copied()
+    if weights is not None:
         weights.take_over()
 
 

@@ -29,6 +29,7 @@ from preloadd.engine.options import Options
 from preloadd.engine.place import Place, open_place, spot
 from preloadd.errors import AttachError, ConfigError, Mismatch
 from preloadd.frameworks.vllm.identity import vllm_key
+from preloadd.frameworks.vllm.unusual import unusual
 from preloadd.weights.checkpoint import locate
 from preloadd.weights.checkpoint.digest_cache import cache_folder_of
 
@@ -99,24 +100,19 @@ def require_unmoved(config: VllmConfig, model: ModelConfig, options: Options) ->
         )
     if config.lora_config is not None:
         raise AttachError("adapters (--enable-lora) cannot be combined with attached weights")
+    if found := unusual(config):
+        raise AttachError(f"{', '.join(found)} cannot be combined with attached weights")
     if options.mode is not Mode.ZERO_COPY:
         return
-    offload = getattr(config, "offload_config", None) or config.cache_config
     writers = {
         "--enable-sleep-mode": getattr(model, "enable_sleep_mode", False),
         "--weight-transfer-config": getattr(config, "weight_transfer_config", None) is not None,
-        "--cpu-offload-gb": bool(_offloaded(offload)),
     }
     if found := [name for name, asked in writers.items() if asked]:
         raise AttachError(
             f"{', '.join(found)} would change weights that are shared and read-only: leave it "
             'out, or give the loader option mode: "copy"'
         )
-
-
-def _offloaded(offload: Any) -> float:  # noqa: ANN401
-    uva = getattr(offload, "uva", offload)
-    return float(getattr(uva, "cpu_offload_gb", 0) or 0)
 
 
 def placement_of(config: VllmConfig) -> Placement:

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
@@ -29,8 +31,9 @@ _VOLATILE = frozenset({"_name_or_path", "transformers_version", "_commit_hash"})
 """Of a model's configuration: where it lies and who wrote it, which changes no weight."""
 
 _SWITCH = re.compile(
-    r"VLLM_.*(?:AITER|ATTENTION|BATCH_INVARIANT|CPU_SGL|CPU_INT4|CUTLASS|DEEP_GEMM|FP4|FP8|GEMM|"
-    r"LAYERNAME|MARLIN|MLA|MOE|NVFP4|MXFP|PAD|PREPACK|QUANT|SHUFFLE|TRTLLM)"
+    r"VLLM_(?!.*(?:ATOMIC_ADD|QUICK_REDUCE|WARMUP)).*"
+    r"(?:AITER|ATTENTION|BATCH_INVARIANT|CPU_SGL|CPU_INT4|CUTLASS|DCP|DEEP_GEMM|FP4|FP8|GEMM|KERNEL|"
+    r"LAYERNAME|MARLIN|MLA|MOE|NVFP4|MXFP|PAD|PARTITION|PREPACK|QUANT|REPLICATE|SHARD|SHUFFLE|TRTLLM)"
 )
 """Environment: variables of vLLM by which a user chooses kernels, and so how weights are laid out.
 
@@ -150,8 +153,18 @@ def _makers(environ: Mapping[str, str]) -> dict[str, str]:
         "torch": str(torch.__version__),
         "cuda": torch.version.cuda or torch.version.hip or "",
         "hardware": hardware(),
+        "libraries": canonical(_libraries()),
         "environment": bounded(canonical(switches)),
     }
+
+
+def _libraries() -> dict[str, str]:
+    """Versions of what vLLM takes kernels from where it is installed, and lays weights out for."""
+    found = {}
+    for name in ("flashinfer-python", "deep-gemm", "triton-kernels"):
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
 
 
 def hardware() -> str:
@@ -165,7 +178,7 @@ def hardware() -> str:
         "avx512": "_is_avx512_supported",
         "avx512_vnni": "_is_vnni_supported",
     }
-    found = [name for name, probe in probes.items() if getattr(torch.cpu, probe, bool)()]
+    found = [name for name, probe in probes.items() if getattr(torch.cpu, probe)()]
     return canonical([torch.backends.cpu.get_cpu_capability(), *sorted(found)])
 
 

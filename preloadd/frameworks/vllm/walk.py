@@ -8,9 +8,11 @@ attention backend): torch does not know it. Its name is the module's, `::`, and 
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import Enum
 from types import BuiltinFunctionType, FunctionType, MethodType, NoneType
 from typing import Any
 
@@ -71,6 +73,24 @@ def registered(modules: dict[str, nn.Module]) -> Iterator[Found]:
                 yield Found(dot + leaf, kind, buffer)
 
 
+def outline(modules: dict[str, nn.Module]) -> str:
+    """A digest of what a model is made of before it has weights: names, shapes and dtypes of its
+    tensors, and for each layer how it is quantised and by which of the enumerated means."""
+    lines = [
+        f"{found.name} {tuple(found.tensor.shape)} {found.tensor.dtype}"
+        for found in registered(modules)
+    ]
+    for prefix, module in modules.items():
+        if (method := getattr(module, "quant_method", None)) is not None:
+            chosen = [
+                f"{name}={value.name}"
+                for name, value in sorted(vars(method).items())
+                if isinstance(value, Enum)
+            ]
+            lines.append(f"{prefix} {type(method).__name__} {' '.join(chosen)}")
+    return hashlib.blake2b("\n".join(lines).encode(), digest_size=16).hexdigest()
+
+
 def empty_names(modules: dict[str, nn.Module]) -> list[str]:
     """Names of parameters and buffers that are there but None, each once for each module."""
     return [
@@ -86,7 +106,7 @@ def beside(modules: dict[str, nn.Module]) -> Iterator[tuple[str, torch.Tensor]]:
     """Tensors in attributes and plain objects of `modules_of` a model, under every name that leads
     to one; those of modules are among them, where such an object holds one too."""
     firsts = {id(module): prefix for prefix, module in reversed(modules.items())}
-    seen = set(firsts)
+    seen = dict.fromkeys(firsts, _DEPTH + 1)
     for prefix, module in modules.items():
         if firsts[id(module)] != prefix:
             continue
@@ -97,17 +117,18 @@ def beside(modules: dict[str, nn.Module]) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _within(
-    value: object, path: str, depth: int, seen: set[int]
+    value: object, path: str, depth: int, seen: dict[int, int]
 ) -> Iterator[tuple[str, torch.Tensor]]:
     if isinstance(value, torch.Tensor):
         yield path, value
         return
-    if depth <= 1 or id(value) in seen:
+    if depth <= 1 or seen.get(id(value), 0) >= depth:
         return
     for name, inner in _parts(value):
         if type(inner) not in _PLAIN:
             # Not marked before it is known to be looked into, as small integers are everywhere.
-            seen.add(id(value))
+            # By the steps that were left: a shorter way there sees more of it.
+            seen[id(value)] = depth
             yield from _within(inner, path + name, depth - 1, seen)
 
 

@@ -16,6 +16,7 @@ from preloadd.domain.placement import Placement
 from preloadd.domain.settings import ModelSettings, RankSettings
 from preloadd.errors import CheckpointError, ConfigError
 from preloadd.frameworks.vllm.drafts import with_backends
+from preloadd.frameworks.vllm.unusual import unusual
 
 
 class _Parser(FlexibleArgumentParser):  # type: ignore[misc]
@@ -44,7 +45,7 @@ def engine_config(settings: RankSettings) -> tuple[VllmConfig, ModelConfig]:
         raise ConfigError(f"vLLM refuses model or engine_args: {error}") from error
     except (OSError, ImportError) as error:
         raise CheckpointError(f"vLLM cannot read the model's configuration: {error}") from error
-    refuse_moving_weights(config)
+    refuse(config)
     return config, _part(config, role)
 
 
@@ -92,13 +93,31 @@ def _parallel(placement: Placement) -> Sequence[str]:
     return arguments
 
 
-def refuse_moving_weights(config: VllmConfig) -> None:
-    """ConfigError for what moves or replaces weights while an engine runs."""
-    if getattr(config.parallel_config, "enable_eplb", False):
+_FORMATS = frozenset(
+    {
+        *("auto", "hf", "safetensors", "fastsafetensors", "instanttensor"),
+        *("runai_streamer", "runai_streamer_sharded", "sharded_state"),
+    }
+)
+"""Load formats that read the safetensors files by which a checkpoint is identified."""
+
+
+def refuse(config: VllmConfig) -> None:
+    """ConfigError for what makes other weights than the checkpoint's, or moves them afterwards."""
+    parallel, speculative = config.parallel_config, config.speculative_config
+    if getattr(parallel, "enable_eplb", False):
         raise ConfigError(
             "enable-eplb moves experts' rows in place, which weights that are shared do not allow: "
             "leave it out, here and in the engine"
         )
+    for each in (config.load_config, getattr(speculative, "draft_load_config", None)):
+        if each is not None and str(each.load_format) not in _FORMATS:
+            raise ConfigError(
+                f"load-format {each.load_format} does not read the safetensors files by which a "
+                f"checkpoint is identified: give one of {', '.join(sorted(_FORMATS))}"
+            )
+    if found := unusual(config):
+        raise ConfigError(f"{', '.join(found)}: not with weights that are shared: leave it out")
 
 
 def _part(config: VllmConfig, role: Role) -> ModelConfig:

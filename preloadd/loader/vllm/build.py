@@ -22,6 +22,7 @@ from preloadd.frameworks.vllm.identity import vllm_key
 from preloadd.loader.report import Reporter, Tally
 from preloadd.loader.vllm.alone import alone
 from preloadd.loader.vllm.arguments import engine_config
+from preloadd.loader.vllm.built import Built
 from preloadd.loader.vllm.export import artifact, describe, store
 from preloadd.loader.vllm.model import build
 from preloadd.memory.api import Filler
@@ -44,9 +45,9 @@ def load(
     key = _key(settings, config, model_config)
     tally = _Tallies(reporter, checkpoint.nbytes)
     with alone(config, settings.model.placement):
-        model = _built(config, model_config, settings, tally)
-        export = describe(model)
-        attributes = _attributes(model)
+        built = _built(config, model_config, settings, tally)
+        export = describe(built)
+        attributes = _attributes(built.model)
         stored = store(export, filler, settings.model.chunk_bytes, reporter)
     _require_unchanged(checkpoint)
     told = Tally(reporter, "identifying", checkpoint.nbytes)
@@ -90,7 +91,7 @@ def _key(settings: RankSettings, config: VllmConfig, model_config: ModelConfig) 
 
 def _built(
     config: VllmConfig, model_config: ModelConfig, settings: RankSettings, told: _Tallies
-) -> nn.Module:
+) -> Built:
     try:
         return build(config, model_config, settings.model.layout, told)
     except MemoryError as error:

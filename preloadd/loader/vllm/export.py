@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 import msgspec
 import torch
-from torch import nn
 
 from preloadd.domain import dtypes
 from preloadd.domain.manifest import ALIGNMENT, Artifact, Kind, Storages, Tensors
@@ -15,6 +14,7 @@ from preloadd.errors import UnsupportedModel
 from preloadd.frameworks.torch import DTYPES
 from preloadd.frameworks.vllm.walk import Found, beside, empty_names, modules_of, registered
 from preloadd.loader.report import Reporter, Tally
+from preloadd.loader.vllm.built import Built
 from preloadd.memory.api import PIECE, Filler, Rows, WritableChunk
 from preloadd.weights.plan.packing import lay_out
 
@@ -35,7 +35,8 @@ class _Run:
 class Export:
     """What is to be stored: runs of bytes, each once, and tensors that are views of them.
 
-    `on_host` names tensors in host memory beside weights on a GPU.
+    `on_host` names tensors in host memory beside weights on a GPU, `empty` those that are None,
+    `gone` those that processing took away; `outline` is of the model without weights.
     """
 
     runs: list[_Run] = field(default_factory=list)
@@ -43,6 +44,8 @@ class Export:
     aliases: dict[str, str] = field(default_factory=dict)
     on_host: list[str] = field(default_factory=list)
     empty: list[str] = field(default_factory=list)
+    gone: list[str] = field(default_factory=list)
+    outline: str = ""
 
     @property
     def sizes(self) -> list[int]:
@@ -50,14 +53,18 @@ class Export:
         return [run.end - run.first for run in self.runs]
 
 
-def describe(model: nn.Module) -> Export:
-    """What of `model` is to be stored; UnsupportedModel names a tensor that has no place there.
+def describe(built: Built) -> Export:
+    """What of a model is to be stored; UnsupportedModel names a tensor that has no place there.
 
     Parameters come first, so that what engines copy for themselves lies together behind them.
     """
-    modules = modules_of(model)
-    export = Export(empty=empty_names(modules))
-    device = next((found.tensor.device for found in registered(modules)), torch.device("cpu"))
+    modules = modules_of(built.model)
+    export = Export(empty=empty_names(modules), outline=built.outline)
+    export.gone = sorted(built.names - {found.name for found in registered(modules)})
+    device = next(
+        (found.tensor.device for found in registered(modules) if found.kind is Kind.PARAMETER),
+        torch.device("cpu"),
+    )
     names: dict[int, str] = {}
     places: dict[int, int] = {}
     found_rows: list[tuple[Found, int]] = []
@@ -70,6 +77,11 @@ def describe(model: nn.Module) -> Export:
             continue
         names[id(found.tensor)] = found.name
         if found.tensor.device != device:
+            if found.kind is Kind.PARAMETER:
+                raise UnsupportedModel(
+                    f"{found.name} is on {found.tensor.device}, apart from the rest: leave "
+                    "out offloading"
+                )
             export.on_host.append(found.name)
         found_rows.append((found, _place(found, export.runs, places)))
     for found, run in found_rows:
@@ -84,12 +96,16 @@ def _place(found: Found, runs: list[_Run], places: dict[int, int]) -> int:
         raise UnsupportedModel(
             f"{found.name}: a tensor of {tensor.dtype} ({tensor.layout}) cannot be shared"
         )
+    if tensor.is_conj() or tensor.is_neg():
+        raise UnsupportedModel(f"{found.name} is conjugated or negated when it is read only")
     if tensor.is_meta:
         raise UnsupportedModel(f"{found.name} has no memory: vLLM loaded nothing into it")
     storage = tensor.untyped_storage()
     start = int(tensor.storage_offset()) * tensor.itemsize
     extent = _extent(tensor) * tensor.itemsize
     first, end = start // ALIGNMENT * ALIGNMENT, start + extent
+    if end > storage.nbytes():
+        raise UnsupportedModel(f"{found.name} reaches past the end of its memory")
     # Storages without bytes have no address to tell them by, nor anything to share.
     known = places.get(storage.data_ptr()) if storage.nbytes() else None
     if known is None:
@@ -174,12 +190,18 @@ def _copy(run: _Run, chunk: WritableChunk, offset: int) -> None:
         part = source[start : start + PIECE]
 
         def read(window: memoryview, part: torch.Tensor = part) -> None:
-            window[:] = part.numpy().data
+            # Not through numpy, for which torch would keep the original from being freed.
+            torch.frombuffer(window, dtype=torch.uint8).copy_(part)
 
         chunk.write(offset + start, len(part), Rows(0, len(part)), read)
 
 
 def artifact(export: Export) -> Artifact:
     """What an engine has to know beside the tensors, as JSON."""
-    told = {"on_host": export.on_host, "empty": export.empty}
+    told = {
+        "on_host": export.on_host,
+        "empty": export.empty,
+        "gone": export.gone,
+        "outline": export.outline,
+    }
     return Artifact("vllm", "model.json", msgspec.json.encode(told))

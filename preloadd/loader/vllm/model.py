@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
-from torch import nn
 from vllm.config import ModelConfig, VllmConfig
 from vllm.model_executor.model_loader import get_model_loader
 from vllm.model_executor.model_loader.base_loader import BaseModelLoader
@@ -15,14 +14,16 @@ from vllm.model_executor.model_loader.utils import process_weights_after_loading
 from vllm.utils.torch_utils import set_default_torch_dtype
 
 from preloadd.domain.settings import Layout
+from preloadd.frameworks.vllm import walk
 from preloadd.frameworks.vllm.layouts import loaders_processing, require_shareable
 from preloadd.loader.vllm.alone import reading_alone
+from preloadd.loader.vllm.built import Built
 
 Told = Callable[[str, int], None]
 """Told of a phase, and of so many bytes more in it."""
 
 
-def build(config: VllmConfig, model_config: ModelConfig, layout: Layout, told: Told) -> nn.Module:
+def build(config: VllmConfig, model_config: ModelConfig, layout: Layout, told: Told) -> Built:
     """The model in evaluation mode, weights in `layout`; within `alone`.
 
     What cannot be shared is refused before anything is read (UnsupportedQuantForIPCError).
@@ -35,6 +36,9 @@ def build(config: VllmConfig, model_config: ModelConfig, layout: Layout, told: T
         with device:
             model = loader.create_model(config, model_config)
         require_shareable(model, layout)
+        modules = walk.modules_of(model)
+        outline = walk.outline(modules)
+        names = frozenset(found.name for found in walk.registered(modules))
         told("loading", 0)
         _count(loader, lambda nbytes: told("loading", nbytes))
         with reading_alone():
@@ -44,8 +48,7 @@ def build(config: VllmConfig, model_config: ModelConfig, layout: Layout, told: T
             gc.collect()
             with loaders_processing(layout):
                 process_weights_after_loading(model, model_config, device)
-    ready: nn.Module = model.eval()
-    return ready
+    return Built(model.eval(), outline, names)
 
 
 def _make_workspace(device: torch.device) -> None:

@@ -90,6 +90,7 @@ def weights_of() -> Iterator[Callable[..., Weights]]:
             line = Line("CPU-0", lambda: client, 1.0)
             granted = m.Granted(described.generation, "0" * 16, "host", 1, described.chunks)
             made.append(Weights(Attachment(client, granted, described, arena, line, 1.0), mode))
+            undo.callback(made[-1].abandon)  # where a test failed, its tensors are still in use
             return made[-1]
 
         yield weights_of

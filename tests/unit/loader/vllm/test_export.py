@@ -21,6 +21,7 @@ from preloadd.frameworks.torch import host_chunk, views
 from preloadd.frameworks.vllm import walk
 from preloadd.linux import seqpacket
 from preloadd.loader.report import Reporter
+from preloadd.loader.vllm.built import Built
 from preloadd.loader.vllm.export import Export, artifact, describe, store
 from preloadd.memory.host import HostFiller, HostKeeper, HostMapper
 from preloadd.protocol import codec
@@ -38,6 +39,12 @@ class Kernel:
 
 
 Kernel.__module__ = "vllm.kernels"
+
+
+def described(model: nn.Module) -> Export:
+    modules = walk.modules_of(model)
+    names = frozenset(found.name for found in walk.registered(modules))
+    return describe(Built(model, walk.outline(modules), names))
 
 
 @dataclass
@@ -58,7 +65,7 @@ def stored(model: nn.Module, chunk_bytes: int = MIB) -> Iterator[Stored]:
         ours, theirs = seqpacket.pair()
         rank = Link(ours)
         undo.callback(rank.close)
-        export = describe(model)
+        export = described(model)
         with theirs:
             done = store(export, HostFiller(), chunk_bytes, Reporter(Link(theirs), clock=lambda: 0))
         reports, fds = [], []
@@ -134,7 +141,30 @@ def test_a_model_comes_back_by_name_and_kind():
         assert made.manifest.aliases == {}
         told = artifact(made.export)
         assert (told.kind, told.name) == ("vllm", "model.json")
-        assert json.loads(told.data) == {"on_host": [], "empty": ["proj.zero_point"]}
+        found = json.loads(told.data)
+        assert len(found.pop("outline")) == 32
+        assert found == {"on_host": [], "empty": ["proj.zero_point"], "gone": []}
+
+
+def test_originals_are_freed():
+    model = nn.Module()
+    model.weight = nn.Parameter(torch.ones(1 << 16), requires_grad=False)
+    model.register_buffer("view", model.weight.data[7:])
+    model.impl = Kernel(scale=torch.ones(9))
+    storages = [t.untyped_storage() for t in (model.weight, model.view, model.impl.scale)]
+    with stored(model):
+        assert [storage.nbytes() for storage in storages] == [0, 0, 0]
+
+
+def test_what_is_no_plain_memory_is_refused_by_name():
+    freed, lazy = nn.Module(), nn.Module()
+    freed.w = nn.Parameter(torch.ones(8), requires_grad=False)
+    freed.w.untyped_storage().resize_(0)
+    lazy.register_buffer("c", torch.tensor([1 + 2j], dtype=torch.complex64).conj())
+    with pytest.raises(UnsupportedModel, match=r"^w reaches past"):
+        described(freed)
+    with pytest.raises(UnsupportedModel, match=r"^c is conjugated"):
+        described(lazy)
 
 
 def test_parameters_come_before_all_that_engines_copy():
@@ -306,7 +336,7 @@ def test_what_has_no_place_in_an_arena_is_refused_by_name(what, where):
         model.layer.impl = Kernel(bad=made())
         name = r"layer::impl\.bad"
     with pytest.raises(UnsupportedModel, match=f"^{name}.*{told}"):
-        describe(model)
+        described(model)
     assert model.fine.tolist() == [1.0, 1.0]
 
 
