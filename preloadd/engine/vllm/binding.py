@@ -17,6 +17,7 @@ from vllm.model_executor.model_loader.utils import (
     initialize_model,
     process_weights_after_loading,
 )
+from vllm.model_executor.models.interfaces import SupportsEagleBase
 from vllm.utils.torch_utils import set_default_torch_dtype
 
 from preloadd.domain.leases import Mode
@@ -70,7 +71,9 @@ def build(
         require_shareable(model, layout)
         _require_alike(model, weights.manifest)
         for name, value in weights.manifest.attributes.items():
-            setattr(model, name, value)
+            if name not in SupportsEagleBase.__annotations__:
+                raise DamagedManifest(f"the manifest sets {name} of the model")
+            setattr(model, name, bool(value))
         binding = _Binding(model, weights, layout)
         binding.bind_early()
         with engines_processing(layout), _guarding(weights, layout):

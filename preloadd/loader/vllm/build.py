@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,8 @@ def load(
     key = _key(settings, config, model_config)
     tally = _Tallies(reporter, checkpoint.nbytes)
     with alone(config, settings.model.placement):
-        built = _built(config, model_config, settings, tally)
+        shards = [shard.path for shard in checkpoint.shards]
+        built = _built(config, model_config, settings, shards, tally)
         export = describe(built)
         attributes = _attributes(built.model)
         stored = store(export, filler, settings.model.chunk_bytes, reporter)
@@ -90,10 +92,14 @@ def _key(settings: RankSettings, config: VllmConfig, model_config: ModelConfig) 
 
 
 def _built(
-    config: VllmConfig, model_config: ModelConfig, settings: RankSettings, told: _Tallies
+    config: VllmConfig,
+    model_config: ModelConfig,
+    settings: RankSettings,
+    shards: Collection[Path],
+    told: _Tallies,
 ) -> Built:
     try:
-        return build(config, model_config, settings.model.layout, told)
+        return build(config, model_config, settings.model.layout, shards, told)
     except MemoryError as error:
         raise OutOfRoom(
             wanted=told.total, free=0, limit="the memory that vLLM loads with", part=True

@@ -102,6 +102,24 @@ def int8(of: Path, folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.parametrize("beside", ["consolidated.safetensors", "z_other.safetensors"])
+def test_files_that_do_not_identify_a_checkpoint_are_not_loaded(zoo, group, tmp_path, beside):
+    model = shutil.copytree(zoo("llama"), tmp_path / "more")
+    shutil.copyfile(zoo("llama", seed=2) / "model.safetensors", model / beside)
+    failing = group(model)
+    assert failing.ended() == 65
+    assert (
+        f"vLLM reads other files of this checkpoint than those it is identified by ({beside}"
+        in (failing.told)
+    )
+
+
+def test_a_format_that_does_not_read_what_identifies_a_checkpoint_is_refused(zoo, group):
+    failing = group(zoo("llama"), "--load-format=dummy")
+    assert failing.ended() == 78
+    assert "load-format dummy does not read the safetensors files" in failing.told
+
+
 def test_weights_that_cannot_be_shared_processed_are_shared_raw(zoo, group, lasting, tmp_path):
     model = int8(zoo("llama"), tmp_path / "int8")
     refused = group(model)
