@@ -37,20 +37,11 @@ def native_key(
     CheckpointError names what in `config` is not of the kind it must be.
     """
     quantization = _table(config, "quantization_config")
-    parallel = placement.parallel
     return Key(
         {
             CHECKPOINT: checkpoint,
             "architecture": _architecture(config),
-            "tp_size": str(parallel.tensor),
-            "tp_rank": str(placement.tensor_rank),
-            "pp_size": str(parallel.pipeline),
-            "pp_rank": str(placement.pipeline_rank),
-            "dp_size": str(parallel.data),
-            "dp_rank": str(placement.data_rank),
-            "ep_size": str(placement.expert_size),
-            "ep_rank": str(placement.expert_rank),
-            "expert_placement": parallel.expert_placement.value,
+            **place_fields(placement),
             "role": role.value,
             "dtype": dtype,
             "quantization": canonical(str(quantization.get("quant_method", ""))),
@@ -64,6 +55,22 @@ def native_key(
             "layout": str(LAYOUT),
         }
     )
+
+
+def place_fields(placement: Placement) -> dict[str, str]:
+    """The fields of a key that say which part of the model it is."""
+    parallel = placement.parallel
+    return {
+        "tp_size": str(parallel.tensor),
+        "tp_rank": str(placement.tensor_rank),
+        "pp_size": str(parallel.pipeline),
+        "pp_rank": str(placement.pipeline_rank),
+        "dp_size": str(parallel.data),
+        "dp_rank": str(placement.data_rank),
+        "ep_size": str(placement.expert_size),
+        "ep_rank": str(placement.expert_rank),
+        "expert_placement": parallel.expert_placement.value,
+    }
 
 
 def _architecture(config: Mapping[str, Any]) -> str:

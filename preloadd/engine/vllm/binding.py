@@ -69,12 +69,12 @@ def build(
         with torch.device("meta"), _without_record(weights):
             model = initialize_model(vllm_config=config, model_config=model_config, prefix=prefix)
         require_shareable(model, layout)
-        _require_alike(model, weights.manifest)
+        binding = _Binding(model, weights, layout)
+        binding.require_alike()
         for name, value in weights.manifest.attributes.items():
             if name not in SupportsEagleBase.__annotations__:
                 raise DamagedManifest(f"the manifest sets {name} of the model")
             setattr(model, name, bool(value))
-        binding = _Binding(model, weights, layout)
         binding.bind_early()
         with engines_processing(layout), _guarding(weights, layout):
             process_weights_after_loading(model, model_config, device)
@@ -120,6 +120,14 @@ class _Binding:
         self._made: dict[str, torch.Tensor] = {}
         self._region = Region(weights) if weights.mode is Mode.ZERO_COPY else None
         self.private: dict[str, int] = {}
+
+    def require_alike(self) -> None:
+        """AttachError unless the model, without weights, is what the builder's was."""
+        if walk.outline(self._modules) != self._beside.outline:
+            raise AttachError(
+                "the daemon's model is made of other tensors, or quantised by other means, than "
+                "this engine's, although their keys are equal: give both the same arguments"
+            )
 
     def bind_early(self) -> None:
         """All that processing may need: what the model has names for, and what methods of
@@ -230,15 +238,6 @@ def _guarding(weights: Weights, layout: Layout) -> AbstractContextManager[object
     if layout is Layout.RAW or weights.mode is Mode.COPY:
         return nullcontext()
     return WriteGuard(weights)
-
-
-def _require_alike(model: nn.Module, manifest: Manifest) -> None:
-    """AttachError unless the model, without weights, is what the builder's was."""
-    if walk.outline(walk.modules_of(model)) != _beside(manifest).outline:
-        raise AttachError(
-            "the daemon's model is made of other tensors, or quantised by other means, than this "
-            "engine's, although their keys are equal: give both the same arguments"
-        )
 
 
 def _kinds(manifest: Manifest) -> Iterator[tuple[str, Kind]]:

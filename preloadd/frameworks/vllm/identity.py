@@ -24,7 +24,7 @@ from preloadd.domain.key import CHECKPOINT, Key, bounded, canonical
 from preloadd.domain.placement import Placement
 from preloadd.domain.recipe import BUILDER_VERSIONS, LAYOUT
 from preloadd.domain.settings import Builder, Layout
-from preloadd.frameworks.identity import rope_of
+from preloadd.frameworks.identity import place_fields, rope_of
 from preloadd.frameworks.vllm.drafts import backends
 
 _VOLATILE = frozenset({"_name_or_path", "transformers_version", "_commit_hash"})
@@ -72,7 +72,7 @@ def vllm_key(
         "revision": model.revision or "",
         "role": role.value,
         "weight_layout": layout.value,
-        **_place(placement),
+        **place_fields(placement),
         **_model(hf, model),
         **_kernels(config, role),
         **_makers(environ),
@@ -80,22 +80,6 @@ def vllm_key(
     if role is Role.DRAFT:
         fields["target"] = _target(config)
     return Key(fields)
-
-
-def _place(placement: Placement) -> dict[str, str]:
-    """Which part of the model it is."""
-    parallel = placement.parallel
-    return {
-        "tp_size": str(parallel.tensor),
-        "tp_rank": str(placement.tensor_rank),
-        "pp_size": str(parallel.pipeline),
-        "pp_rank": str(placement.pipeline_rank),
-        "dp_size": str(parallel.data),
-        "dp_rank": str(placement.data_rank),
-        "ep_size": str(placement.expert_size),
-        "ep_rank": str(placement.expert_rank),
-        "expert_placement": parallel.expert_placement.value,
-    }
 
 
 def _model(hf: Mapping[str, Any], model: ModelConfig) -> dict[str, str]:
