@@ -30,11 +30,20 @@ COMMANDS = {
     ),
 }
 
+RANK = """\
+usage: preloadd rank INSTANCE
+
+One rank daemon. An INSTANCE is its device, CPU-0 or GPU-<uuid> in full, with .draft behind it for
+a draft model. What it serves is passed by `preloadd run` or written in /etc/preloadd: there are no
+options."""
+
 
 def main() -> None:
     """Become the package that the first argument names, or print help, version or a hint."""
     streams.prepare()
     match sys.argv[1:]:
+        case ["rank", "--help" | "-h"]:
+            _print(RANK)
         case ["rank", *arguments]:
             _be_rank(arguments)
         case [name, *arguments] if name in COMMANDS:

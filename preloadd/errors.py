@@ -19,6 +19,7 @@
     ├── ProtocolViolation      the peer broke the protocol, or the kernel truncated a packet
     ├── DamagedManifest        a manifest or its chunks do not add up
     ├── LoaderFailed           the loader ended without weights; carries its exit status
+    ├── RendezvousFailed       the ranks of a group on several hosts did not come together
     ├── ServiceManagerError    systemd did not do, or not tell, what it was asked
     │   ├── NoServiceManager   there is no systemd to ask: a container, mostly
     │   └── ServiceManagerDenied  this user may not ask it
@@ -55,6 +56,7 @@ class ErrorCode(StrEnum):
     PROTOCOL = "protocol"
     DAMAGED = "damaged"
     LOADER = "loader"
+    RENDEZVOUS = "rendezvous"
     UNAVAILABLE = "unavailable"
     MISMATCH = "mismatch"
     DENIED = "denied"
@@ -77,6 +79,7 @@ EXIT_STATUS: dict[ErrorCode, int] = {
     ErrorCode.PROTOCOL: 76,
     ErrorCode.DAMAGED: 72,
     ErrorCode.LOADER: 70,
+    ErrorCode.RENDEZVOUS: 80,
     ErrorCode.UNAVAILABLE: 69,
     ErrorCode.MISMATCH: 67,
     ErrorCode.DENIED: 77,
@@ -217,6 +220,15 @@ class LoaderFailed(PreloadError):
     def exit_status(self) -> int:
         """The loader's own status, so that it reaches whoever watches the rank."""
         return self.status
+
+
+class RendezvousFailed(PreloadError):
+    """The ranks of a group on several hosts did not come together, or lost one while loading.
+
+    The text names rank and node, and what they disagree in.
+    """
+
+    code = ErrorCode.RENDEZVOUS
 
 
 class ServiceManagerError(PreloadError):

@@ -33,6 +33,18 @@ CONFIG: dict[str, Any] = {
     "tie_word_embeddings": False,
     "torch_dtype": "float16",
 }
+MOE: dict[str, Any] = {
+    **CONFIG,
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "num_hidden_layers": 2,
+    "moe_intermediate_size": 48,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_group": 2,
+}
+"""Four experts in each layer, in two groups, so that they can be dealt in turns."""
+
 SHARDS = tuple(f"model-{number:05}-of-00003.safetensors" for number in (1, 2, 3))
 
 
@@ -108,11 +120,7 @@ def rewrite(path: Path, content: bytes) -> None:
 
 
 def _shapes(config: Mapping[str, Any]) -> dict[str, list[int]]:
-    hidden, inner, vocabulary = (
-        config["hidden_size"],
-        config["intermediate_size"],
-        config["vocab_size"],
-    )
+    hidden, vocabulary = config["hidden_size"], config["vocab_size"]
     queries = config["num_attention_heads"] * config["head_dim"]
     values = config["num_key_value_heads"] * config["head_dim"]
     found = {"model.embed_tokens.weight": [vocabulary, hidden]}
@@ -122,11 +130,21 @@ def _shapes(config: Mapping[str, Any]) -> dict[str, list[int]]:
             "self_attn.k_proj": [values, hidden],
             "self_attn.v_proj": [values, hidden],
             "self_attn.o_proj": [hidden, queries],
-            "mlp.gate_proj": [inner, hidden],
-            "mlp.up_proj": [inner, hidden],
-            "mlp.down_proj": [hidden, inner],
+            **_feed_forward(config),
             "input_layernorm": [hidden],
             "post_attention_layernorm": [hidden],
         }
         found |= {f"model.layers.{n}.{name}.weight": shape for name, shape in layer.items()}
     return found | {"model.norm.weight": [hidden], "lm_head.weight": [vocabulary, hidden]}
+
+
+def _feed_forward(config: Mapping[str, Any]) -> dict[str, list[int]]:
+    """Of one layer: a network, or several and a gate that chooses among them."""
+    hidden, experts = config["hidden_size"], config.get("num_experts", 0)
+    inner = config["moe_intermediate_size" if experts else "intermediate_size"]
+    found = {"mlp.gate": [experts, hidden]} if experts else {}
+    for place in [f"mlp.experts.{n}" for n in range(experts)] or ["mlp"]:
+        found[f"{place}.gate_proj"] = [inner, hidden]
+        found[f"{place}.up_proj"] = [inner, hidden]
+        found[f"{place}.down_proj"] = [hidden, inner]
+    return found

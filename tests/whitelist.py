@@ -5,10 +5,11 @@ format has them for builders to come.
 
 from preloadd.cli.exits import MEANINGS
 from preloadd.cli.views import Versions
-from preloadd.config.group import Group, Restart, Seed, Sizes, Warmup
+from preloadd.config.group import Group, Restart, Seed, Warmup
 from preloadd.config.tokens import own_secret
 from preloadd.domain.files import FileIdentity
 from preloadd.domain.manifest import Kind, Manifest
+from preloadd.domain.settings import Versions as Installed
 from preloadd.launcher.progress import Terminal
 from preloadd.linux.logs import PriorityFormatter
 from preloadd.memory import api
@@ -21,6 +22,9 @@ USED = (
     Versions.matches,
     FileIdentity.mtime_ns,
     FileIdentity.ctime_ns,
+    Installed.flashinfer,
+    Installed.deep_gemm,
+    Installed.triton_kernels,
     Kind.BUFFER,
     Kind.NON_PERSISTENT_BUFFER,
     Manifest.attributes,
@@ -41,7 +45,6 @@ USED = (
     Restart.burst,
     Restart.pause_s,
     Seed.enabled,
-    Sizes.nodes,
     Warmup.flashinfer_autotune,
     Warmup.stores,
     Warmup.trust_bundles,

@@ -15,13 +15,16 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bench.daemon import Daemon
 from bench.gpu.session import Session, run
+from bench.gpu.vllm_models import make
+from bench.gpu.vllm_quantised import QUANTISED, Quantised
 from preloadd.linux.owner import Owner
 
 ENGINE_S = 150.0
@@ -102,12 +105,13 @@ class Way:
 
 def models(session: Session, *names: str) -> dict[str, Path]:
     """Checkpoints, made if need be, in the page cache."""
+    # By another process, so that this one never has a context on the GPU.
     subprocess.run(
         [sys.executable, "-m", "bench.gpu.vllm_models", os.fspath(session.work), *names],
         check=True,
         stdout=subprocess.DEVNULL,
     )
-    found = {name: session.work / name for name in names}
+    found = {name: make(session.work, name) for name in names}
     for folder in found.values():
         for file in folder.glob("*.safetensors"):
             with file.open("rb") as opened:
@@ -139,12 +143,13 @@ def upstream(session: Session, model: Path) -> Iterator[Callable[[], Way]]:
 
 
 @contextmanager
-def ours(session: Session, model: Path) -> Iterator[tuple[Way, Daemon]]:
-    """preloadd on `model`, ready, and how its engines start."""
+def ours(session: Session, model: Path, *more: str) -> Iterator[tuple[Way, Daemon]]:
+    """preloadd on `model`, ready, and how its engines start; `more` are arguments of vLLM."""
     assert session.meter is not None
     flags = ("--memory", "cuda", "--gpus", session.meter.uuid, "--builder", "vllm")
     folder = Path(tempfile.mkdtemp(prefix="our-", dir=session.scratch))
-    with Daemon(model, folder, session.meter.uuid, *flags, "--", *DAEMONS_ARGUMENTS) as daemon:
+    told = (*DAEMONS_ARGUMENTS, *more)
+    with Daemon(model, folder, session.meter.uuid, *flags, "--", *told) as daemon:
         extra = {"socket_dir": os.fspath(daemon.sockets), "fallback": False}
         yield Way("preloadd", _from(extra) | {"ours": True}), daemon
 
@@ -320,6 +325,60 @@ def served(session: Session, part: str) -> None:
             session.report.holds(part, "attached", "preloadd: attached in" in told.read_text())
 
 
+def quantised(session: Session, part: str) -> None:
+    """Quantised, from disk and from preloadd: the same answers, or a refusal with its reason."""
+    made = models(session, *QUANTISED)
+    with ExitStack() as undo:
+        # Their daemons start at the same time: each takes long to import vLLM.
+        starts = {
+            name: ours(session, made[name], *_words(kind)) for name, kind in QUANTISED.items()
+        }
+        with ThreadPoolExecutor(len(starts)) as pool:
+            started = dict(zip(starts, pool.map(_entered, starts.values()), strict=True))
+        for name, outcome in started.items():
+            if not isinstance(outcome, Exception):
+                undo.push(starts[name])
+        engines = undo.enter_context(Engines(session.scratch))
+        for name, outcome in started.items():
+            if isinstance(outcome, Exception):
+                session.report.absent(part, name, f"no daemon: {_last_line(outcome)}")
+                continue
+            try:
+                same = _alike(engines, made[name], outcome[0], QUANTISED[name])
+                session.report.holds(part, f"{name}: the same as from disk", same)
+            except ChildProcessError as error:
+                session.report.absent(part, name, f"no engine: {_last_line(error)}")
+                engines = undo.enter_context(Engines(session.scratch))
+
+
+def _alike(engines: Engines, model: Path, way: Way, kind: Quantised) -> bool:
+    answers = []
+    for each in (DISK, way):
+        engines.start(each, model, **(kind.arguments or {}))
+        answers.append(engines.generate())
+        engines.stop()
+    return bool(answers[0] == answers[1])
+
+
+def _entered(block: AbstractContextManager[tuple[Way, Daemon]]) -> tuple[Way, Daemon] | Exception:
+    try:
+        return block.__enter__()
+    except Exception as error:  # noqa: BLE001 - how a daemon ends is what is asked
+        return error
+
+
+def _last_line(error: Exception) -> str:
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return lines[-1][-300:] if lines else "it said nothing"
+
+
+def _words(kind: Quantised) -> Iterator[str]:
+    """Arguments of `LLM` as those of `vllm serve`."""
+    for name, value in (kind.arguments or {}).items():
+        text = value if isinstance(value, str) else json.dumps(value)
+        yield f"--{name.replace('_', '-')}={text}"
+
+
 @contextmanager
 def _running(
     command: list[str], environ: Mapping[str, str], told: Path
@@ -368,6 +427,7 @@ PARTS = {
     "deepseek": deepseek,
     "large": large,
     "many": many,
+    "quantised": quantised,
     "memory": memory,
     "room": room,
     "served": served,

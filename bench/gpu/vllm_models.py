@@ -1,7 +1,7 @@
 """Checkpoints for vLLM with random weights: `python -m bench.gpu.vllm_models FOLDER NAME...`.
 
 `llama`: 5.8 GB in few large tensors. `many`: over a thousand small ones. `mixtral` and `deepseek`:
-experts, and multi-head latent attention with experts.
+experts, and multi-head latent attention with experts. Those of `vllm_quantised` by their names.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
+
+from bench.gpu.vllm_quantised import QUANTISED, Tensors
 
 Shapes = Iterator[tuple[str, tuple[int, ...]]]
 
@@ -48,6 +50,7 @@ _SMALL = {"hidden_size": 1024, "num_hidden_layers": 3, "vocab_size": 4096}
 MODELS: dict[str, dict[str, Any]] = {
     "llama": _llama(12, 4096, 14336, 32000),
     "many": _llama(160, 1024, 2816, 32000),
+    "small": _llama(3, 1024, 2816, 4096),
     "mixtral": _BASE
     | _SMALL
     | {
@@ -155,10 +158,14 @@ def _ends(config: dict[str, Any]) -> Shapes:
 
 def make(folder: Path, name: str) -> Path:
     """The checkpoint `name` below `folder`, unless it is there; the same weights every time."""
-    config, place = MODELS[name], folder / name
+    place = folder / name.replace(", ", "-").replace(" ", "-")
     if (place / "config.json").exists():
         return place
     place.mkdir(parents=True, exist_ok=True)
+    quantised = QUANTISED.get(name)
+    config = dict(MODELS[quantised.base if quantised else name])
+    if quantised is not None and quantised.config is not None:
+        config["quantization_config"] = quantised.config
     device = "cuda" if torch.cuda.is_available() else "cpu"
     generator = torch.Generator(device=device).manual_seed(7)
     layers = config["num_hidden_layers"]
@@ -169,7 +176,10 @@ def make(folder: Path, name: str) -> Path:
     index = {}
     for number, shapes in enumerate(files, 1):
         file = f"model-{number:05}-of-{len(files):05}.safetensors"
-        tensors = {f"{one}.weight": _random(shape, generator) for one, shape in shapes}
+        tensors: Tensors = {}
+        for one, shape in shapes:
+            for suffix, tensor in _stored(one, _random(shape, generator), name).items():
+                tensors[f"{one}.{suffix}"] = tensor.cpu().contiguous()
         save_file(tensors, place / file, metadata={"format": "pt"})
         index.update(dict.fromkeys(tensors, file))
     document = {"metadata": {}, "weight_map": index}
@@ -179,13 +189,20 @@ def make(folder: Path, name: str) -> Path:
     return place
 
 
+def _stored(layer: str, weight: torch.Tensor, name: str) -> Tensors:
+    """What the checkpoint has for a layer: its weight, or what quantising makes of one."""
+    convert = QUANTISED[name].convert if name in QUANTISED else None
+    linear = weight.ndim == 2 and not layer.endswith(("embed_tokens", "lm_head", ".gate"))
+    return convert(weight) if convert is not None and linear else {"weight": weight}
+
+
 def _random(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
     """Norms are ones; spread such that the most likely token is so by far."""
     if len(shape) == 1:
         return torch.ones(shape, dtype=torch.bfloat16)
     device = generator.device
     drawn = torch.randn(shape, generator=generator, device=device, dtype=torch.bfloat16)
-    return (drawn * 0.03).cpu()
+    return drawn * 0.03
 
 
 def _tokenizer(folder: Path, vocabulary: int) -> None:

@@ -37,7 +37,7 @@ _preloadctl() {
     "group stop") words="--drain --wait --no-wait --timeout --socket-dir --rank-timeout -h --help" ;;
     "group restart") words="--rolling --drain --wait --no-wait --timeout --socket-dir --rank-timeout -h --help" ;;
     "group list") words="-o --output --json --socket-dir --rank-timeout -h --help" ;;
-    "group show") words="-o --output --json --socket-dir --rank-timeout -h --help" ;;
+    "group show") words="-o --output --json --socket-dir --rank-timeout --supervisor -h --help" ;;
   esac
   if [[ $cur != -* ]]; then
     case "$path" in

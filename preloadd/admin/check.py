@@ -24,7 +24,8 @@ from preloadd.config.strict import fields_of
 from preloadd.errors import ConfigError, PreloadError, ServiceManagerError
 from preloadd.linux import peers, seqpacket
 from preloadd.linux.systemctl import Systemctl
-from preloadd.weights.checkpoint import identities_of, locate
+from preloadd.weights.checkpoint import identities_of, locate, open_checkpoint
+from preloadd.weights.native import prove_divisible
 
 TEMPLATE = "preloadd@CPU-0.service"
 """Any rank's unit: all are made of one template."""
@@ -79,7 +80,8 @@ def check(found: Survey, world: World) -> Report:
             model, wrong = _look_at(file.group, str(file.path), trial, world)
             models += [model] if model else []
             notes += _without_draft(file.group, str(file.path))
-            faults += [*wrong, *_socket_faults(host, file.group, origin)]
+            faults += map(file.document.at_home, wrong)
+            faults += _socket_faults(host, file.group, origin)
     return Report(tuple(faults), tuple(notes), tuple(models))
 
 
@@ -191,6 +193,8 @@ def _look_at(
             nbytes += found[1]
     if len(folders) < len(list(_checkpoints(group))):
         return None, faults
+    if group.builder == "native" and (why := _indivisible(folders[0], group)):
+        faults.append(Fault(file, "parallel", f"{why} (change the sizes)"))
     instances = tuple(map(str, group.instances))
     return Model(group.name, str(folders[0]), nbytes, instances), faults
 
@@ -219,6 +223,20 @@ def _checkpoint(name: str, revision: str, trial: Service, python: str) -> tuple[
         return folder, sum(file.size for file in identities_of(folder))
     except PreloadError as error:
         return str(error)
+
+
+def _indivisible(folder: Path, group: Group) -> str:
+    """Why the ranks of a group cannot hold the checkpoint between them; empty if they can, or if
+    it cannot be read, of which ranks complain."""
+    try:
+        checkpoint = open_checkpoint(folder)
+    except PreloadError:
+        return ""
+    try:
+        prove_divisible(checkpoint, group.parallel.parallel)
+    except PreloadError as error:
+        return str(error)
+    return ""
 
 
 def _access_faults(group: Group) -> Iterator[ConfigError]:

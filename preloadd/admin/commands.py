@@ -27,7 +27,9 @@ Command = Callable[[argparse.Namespace, World], int]
 
 def parser() -> argparse.ArgumentParser:
     """The command line. `command` of what it parses is to be called with it and the host."""
-    top = argparse.ArgumentParser("preloadd admin", description="Configuration, doctor and tokens.")
+    top = argparse.ArgumentParser(
+        "preloadd admin", description="Configuration, doctor, plugins and tokens."
+    )
     areas = top.add_subparsers(required=True, metavar="COMMAND")
     config = areas.add_parser("config", help="check, show or apply what is in /etc/preloadd")
     _add_config(config.add_subparsers(required=True, metavar="COMMAND"))

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from pydantic import BaseModel
 
 from preloadd.config.engine import layers_of
-from preloadd.config.files import Document, Key, Layers, spelled
+from preloadd.config.files import Key, Layers, spelled
 from preloadd.config.host import GroupFile, HostSettings, Survey
 from preloadd.config.strict import fields_of
 
@@ -33,7 +33,7 @@ def host_values(found: Survey) -> list[Value]:
 def group_values(file: GroupFile) -> list[Value]:
     """Every setting of a group, which has no faults."""
     assert file.group is not None
-    layers = layers_of(Document(file.path, file.table))
+    layers = layers_of(file.document)
     return list(_values(file.group, type(file.group), layers))
 
 
@@ -70,10 +70,16 @@ def _at(settings: BaseModel, key: Key) -> object:
 
 
 def _lines(values: list[Value]) -> Iterator[str]:
-    written = [f"{value.key} = {json.dumps(value.value, ensure_ascii=False)}" for value in values]
+    written = [_written(value) for value in values]
     width = max(map(len, written))
     for text, value in zip(written, values, strict=True):
         yield f"{text:<{min(width, 60)}}  # {value.origin}"
+
+
+def _written(value: Value) -> str:
+    if value.value is None:
+        return f"{value.key} is not given"
+    return f"{value.key} = {json.dumps(value.value, ensure_ascii=False)}"
 
 
 def _object(values: list[Value]) -> dict[str, dict[str, object]]:

@@ -9,10 +9,11 @@ from typing import Annotated, NoReturn
 import typer
 
 from preloadd import __version__
-from preloadd.cli import journal, render, units, views
+from preloadd.cli import journal, render, render_nodes, units, views
 from preloadd.cli.control import Control, How
 from preloadd.cli.exits import MEANINGS, CommandFailed, Exit
 from preloadd.cli.look import Lookout
+from preloadd.cli.nodes import Nodes, supervisor_at
 from preloadd.cli.options import (
     RANK_TIMEOUT,
     Drain,
@@ -24,6 +25,7 @@ from preloadd.cli.options import (
     RankTimeout,
     Rolling,
     SocketDir,
+    Supervisor,
     Timeout,
     Wait,
 )
@@ -264,13 +266,17 @@ def show_group(
     json: Json = False,
     socket_dir: SocketDir = None,
     rank_timeout: RankTimeout = RANK_TIMEOUT,
+    supervisor: Supervisor = None,
 ) -> None:
-    """Show everything about a group.
+    """Show everything about a group, on this node and on others.
 
-    Ends as `status` does.
+    Of other nodes, what the supervisor of this host has heard. Ends as `status` does, by the ranks
+    of this node alone.
     """
-    seen = select(_lookout(context, socket_dir, rank_timeout).look_with_rates(), [name])
-    _show(context, output, json=json).once(seen, render.group)
+    nodes = Nodes(supervisor_at(supervisor, _world(context).environ), rank_timeout)
+    lookout = _lookout(context, socket_dir, rank_timeout)
+    seen = nodes.with_group(lookout.look_with_rates(), name)
+    _show(context, output, json=json).once(seen, render_nodes.group)
     raise typer.Exit(seen.exit_status)
 
 
@@ -348,7 +354,7 @@ _PASSED_ON = {
     "token": "Seeding tokens: create, list, revoke, rotate.",
     "doctor": "Look for what is wrong with this host, and say the remedies.",
     "config": "Check, show or apply the configuration.",
-    "plugin": "The plugin for vLLM in an engine's environment: enable, disable, status.",
+    "plugin": "vLLM's plugin in an engine's Python: enable, disable, status.",
 }
 
 

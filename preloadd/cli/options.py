@@ -38,6 +38,15 @@ RankTimeout = Annotated[
         metavar="SECONDS", min=0.01, help="How long a rank may take to answer before it is stuck."
     ),
 ]
+Supervisor = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT",
+        help="Where the supervisor of this host serves, which knows of other nodes. Default: "
+        "PRELOADD_SUPERVISOR_HOST and PRELOADD_SUPERVISOR_PORT, else 127.0.0.1:9470.",
+        show_default=False,
+    ),
+]
 Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Return once it is done, or at once.")]
 Timeout = Annotated[
     float | None,

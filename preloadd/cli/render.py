@@ -11,13 +11,13 @@ from preloadd.cli.watch import explained, state
 from preloadd.cli.words import duration, harmless
 from preloadd.domain.amounts import size
 
-_GOOD, _BUSY, _BAD = "green", "yellow", "bold red"
+GOOD, BUSY, BAD = "green", "yellow", "bold red"
 _STYLES: dict[Condition, str] = {
-    Condition.SERVING: _GOOD,
-    Condition.STARTING: _BUSY,
-    Condition.LOADING: _BUSY,
-    Condition.RELEASED: _BUSY,
-    Condition.STOPPING: _BUSY,
+    Condition.SERVING: GOOD,
+    Condition.STARTING: BUSY,
+    Condition.LOADING: BUSY,
+    Condition.RELEASED: BUSY,
+    Condition.STOPPING: BUSY,
     Condition.STOPPED: "dim",
 }
 
@@ -51,10 +51,17 @@ def group(seen: Overview, paper: Paper) -> str:
         unit = f"{shown.target} is {shown.active}" if shown.target else "not systemd's"
         parts.append(paper.lines([Styled(f"{shown.name}: {_group_state(shown)} ({unit})", "bold")]))
         for rank in shown.ranks:
-            parts.append(paper.lines([Styled(f"{rank.instance}: {state(rank)}", _style(rank))]))
+            parts.append(
+                paper.lines([Styled(f"{rank.instance}: {state(rank)}", style(rank.condition))])
+            )
             rows = [["", name, value] for name, value in _facts(rank)]
             parts.append(paper.table(["", "", ""], rows, whole=[]))
     return "".join([*parts, paper.lines(_notes(seen.notes))])
+
+
+def style(condition: Condition) -> str:
+    """How a condition is coloured."""
+    return _STYLES.get(condition, BAD)
 
 
 def leases(found: Leases, paper: Paper) -> str:
@@ -93,7 +100,7 @@ def versions(found: Versions, paper: Paper) -> str:
         f"not what is installed: `preloadctl restart {' '.join(old)}` puts that in place; weights "
         "stay where it can use them"
     )
-    return head + table + paper.lines([Styled(remedy, _BAD)])
+    return head + table + paper.lines([Styled(remedy, BAD)])
 
 
 def _nothing(seen: Overview, paper: Paper) -> str:
@@ -108,7 +115,7 @@ def _rank(rank: Rank) -> list[Cell]:
     return [
         rank.group or "-",
         rank.instance,
-        Styled(state(rank), _style(rank)),
+        Styled(state(rank), style(rank.condition)),
         _model(rank.model),
         size(rank.arena_bytes) if rank.arena_bytes else "-",
         _came_by(rank),
@@ -124,7 +131,7 @@ def _group(shown: Group) -> list[Cell]:
     models = dict.fromkeys(_model(rank.model) for rank in ranks if rank.model)
     return [
         shown.name or "-",
-        Styled(_group_state(shown), _GOOD if shown.serving else _BAD),
+        Styled(_group_state(shown), GOOD if shown.serving else BAD),
         str(len(ranks)),
         ", ".join(models) or "-",
         size(held) if held else "-",
@@ -180,11 +187,7 @@ def _model(name: str) -> str:
 
 
 def _version(running: str, installed: str) -> Styled:
-    return Styled(running, _GOOD if running == installed else _BAD)
-
-
-def _style(rank: Rank) -> str:
-    return _STYLES.get(rank.condition, _BAD)
+    return Styled(running, GOOD if running == installed else BAD)
 
 
 def _explanation(rank: Rank) -> Cell:
@@ -193,12 +196,12 @@ def _explanation(rank: Rank) -> Cell:
         explained(rank),
         _remedy(rank),
     ]
-    return Styled(harmless(": ".join(part for part in parts if part)), _style(rank))
+    return Styled(harmless(": ".join(part for part in parts if part)), style(rank.condition))
 
 
 def _warning(rank: Rank) -> Cell:
     told = f"{rank.group or '-'} {rank.instance}: warning: {rank.warning}"
-    return Styled(harmless(told), _BUSY)
+    return Styled(harmless(told), BUSY)
 
 
 def _remedy(rank: Rank) -> str:

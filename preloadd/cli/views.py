@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from preloadd.cli.exits import Exit
-from preloadd.cli.overview import Overview, told
+from preloadd.cli.overview import Overview, select, told
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,60 @@ class Versions:
     installed: str
     matches: bool
     ranks: tuple[RunningVersion, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRank:
+    """A rank of another node; `condition` is that node's word for how it is."""
+
+    instance: str
+    condition: str
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """Another node, by what its supervisor told this host's last, `age_s` seconds ago (or never).
+
+    `problem` says why it does not tell now; empty if it does. `ranks` are those of one group.
+    """
+
+    address: str
+    host: str = ""
+    version: str = ""
+    reachable: bool = False
+    problem: str = ""
+    age_s: float | None = None
+    ranks: tuple[NodeRank, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Everywhere(Overview):
+    """One group: what is seen of it on this node, and what is heard of it on others.
+
+    `supervisor` is the address of who told of other nodes; empty if nobody did.
+    """
+
+    supervisor: str = ""
+    nodes: tuple[Node, ...] = ()
+
+
+def everywhere(
+    seen: Overview, name: str, nodes: Sequence[Node], *, supervisor: str = "", note: str = ""
+) -> Everywhere:
+    """The group `name` as `seen` here, and on those of `nodes` that have it or cannot tell.
+
+    CommandFailed if nobody has it. `note` is why other nodes are not known, if they are not.
+    """
+    elsewhere = any(node.ranks for node in nodes) and name not in {g.name for g in seen.groups}
+    here = replace(seen, healthy=False, groups=()) if elsewhere else select(seen, [name])
+    return Everywhere(
+        here.healthy,
+        here.groups,
+        (*here.notes, note) if note else here.notes,
+        here.looked_in,
+        supervisor,
+        tuple(node for node in nodes if node.ranks or not node.reachable),
+    )
 
 
 def leases(seen: Overview) -> Leases:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from preloadd.config.arguments import Argument, Wrong
+from preloadd.domain.vllm import DRAFT_METHODS
 
 CONFIG = "speculative-config"
 
@@ -21,9 +22,6 @@ PIECES = {
     "spec-tokens": "num_speculative_tokens",
 }
 """Arguments that say one thing of the configuration each."""
-
-METHODS = frozenset({"mtp", "eagle", "eagle3"})
-"""Methods whose drafts vLLM's engines ask daemons for; all others they load by themselves."""
 
 _MTP = "mtp"
 _ONCE = "(write all of it in speculative-config)"
@@ -54,7 +52,7 @@ class Speculation:
     @property
     def held(self) -> bool:
         """Whether the draft is of a kind that can have ranks."""
-        return self.method in METHODS
+        return self.method in DRAFT_METHODS
 
     @property
     def why_not_held(self) -> str:
@@ -64,7 +62,7 @@ class Speculation:
         named = f"method {self.method!r}" if self.method else "no method"
         return (
             f"{CONFIG} names {named}: engines load such a draft from disk, if it has weights at "
-            f"all; ranks hold drafts of the methods {', '.join(sorted(METHODS))}"
+            f"all; ranks hold drafts of the methods {', '.join(sorted(DRAFT_METHODS))}"
         )
 
     @property

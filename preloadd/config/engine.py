@@ -7,7 +7,7 @@ way. What only `[draft]` says of the draft's model is told to vLLM.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from preloadd.config.arguments import from_table
@@ -32,20 +32,20 @@ _NO_DRAFT = "name another method and its model there, or leave the table out"
 def layers_of(document: Document) -> Layers:
     """What the file says, with the sizes that only its engine's arguments tell."""
     layers = Layers()
-    origin = str(document.path)
-    if sizes := _division(document).sizes:
-        layers.lay(origin, {PARALLEL: {size.key: size.value for size in sizes}})
-    layers.lay(origin, document.table)
+    for size in _division(document).sizes:
+        layers.lay(document.home(_key(size.written)), {PARALLEL: {size.key: size.value}})
+    for path, table in document.parts or ((document.path, document.table),):
+        layers.lay(str(path), table)
     return layers
 
 
 def where_written(fault: Fault, document: Document) -> Fault:
-    """The same, at the argument that said a size where `[parallel]` does not."""
+    """The same, at the argument that said a size where `[parallel]` does not, and at the file."""
     own = _table(document, PARALLEL)
     for size in _division(document).sizes:
         if fault.key == f"{PARALLEL}.{size.key}" and size.key not in own:
-            return replace(fault, key=_key(size.written))
-    return fault
+            fault = replace(fault, key=_key(size.written))
+    return document.at_home(fault)
 
 
 def engine_faults(document: Document) -> Iterator[Fault]:
@@ -87,14 +87,35 @@ def members_of(document: Document) -> tuple[str, ...]:
     devices as they are written, and those of drafts."""
     listed = document.table.get("gpus")
     devices = [one for one in listed if isinstance(one, str)] if isinstance(listed, list) else []
-    found = _division(document).speculation
-    if found is None or not found.held or _table(document, DRAFT).get("enabled") is False:
+    if not has_drafts(document):
         return tuple(devices)
-    sizes = layers_of(document).values.get(PARALLEL)
-    stages = sizes.get("pipeline_parallel_size", 1) if isinstance(sizes, dict) else 1
-    drafting = len(devices) // stages if isinstance(stages, int) and stages > 0 else 0
-    drafts = devices[len(devices) - drafting :]
+    drafts = _drafting(devices, layers_of(document).values.get(PARALLEL))
     return (*devices, *(str(Instance(DeviceId(device), Role.DRAFT)) for device in drafts))
+
+
+def has_drafts(document: Document) -> bool:
+    """Whether the file asks for ranks of a draft, whatever else is wrong with it."""
+    found = _division(document).speculation
+    wanted = _table(document, DRAFT).get("enabled") is not False
+    return found is not None and found.held and wanted
+
+
+def _drafting(devices: Sequence[str], sizes: object) -> Iterator[str]:
+    """Those of a node's devices that have the last layers, by what a file says of sizes; what it
+    cannot say counts as 1 or 0."""
+
+    def said(key: str, least: int) -> int:
+        value = sizes.get(key) if isinstance(sizes, dict) else None
+        return max(value, least) if isinstance(value, int) else least
+
+    tensor, stages = said("tensor_parallel_size", 1), said("pipeline_parallel_size", 1)
+    first, nodes = said("data_parallel_start_rank", 0) * tensor * stages, said("nnodes", 1)
+    if nodes > 1:
+        world = said("data_parallel_size", 1) * tensor * stages
+        first = said("node_rank", 0) * (world // nodes)
+    for rank, device in enumerate(devices, first):
+        if rank // tensor % stages == stages - 1:
+            yield device
 
 
 def _contradictions(sizes: tuple[Size, ...], own: Table) -> Iterator[tuple[Size, str]]:

@@ -12,7 +12,7 @@ import re
 import stat
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
@@ -21,6 +21,7 @@ CONFIG_DIR = Path("/etc/preloadd")
 HOST_FILE = "preloadd.toml"
 HOST_DROP_INS = "preloadd.toml.d"
 GROUPS = "groups.d"
+_DROP_INS = ".toml.d"
 
 MAX_NBYTES = 1 << 20
 MAX_DEPTH = 16
@@ -48,10 +49,34 @@ class Fault:
 
 
 class Document(NamedTuple):
-    """A file and the table in it."""
+    """A file and the table in it. One with drop-ins is laid together from `parts`, itself first."""
 
     path: Path
     table: Table
+    parts: tuple[tuple[Path, Table], ...] = ()
+
+    @property
+    def layers(self) -> Layers:
+        """What it says, each value with the file that it is from."""
+        found = Layers()
+        for path, table in self.parts or ((self.path, self.table),):
+            found.lay(str(path), table)
+        return found
+
+    def home(self, key: str) -> str:
+        """The file that says what `key`, as TOML writes it, has in the end; its own if none does.
+
+        Only tables at the top are entered.
+        """
+        for entered in (True, False):
+            for path, table in reversed(self.parts):
+                if any(_within(key, one) for one in _keys(table, entered=entered)):
+                    return str(path)
+        return str(self.path)
+
+    def at_home(self, fault: Fault) -> Fault:
+        """The same at the file that says what is wrong."""
+        return replace(fault, origin=self.home(fault.key))
 
 
 class Listing(NamedTuple):
@@ -74,8 +99,14 @@ def host_files(folder: Path) -> Listing:
 
 
 def group_files(folder: Path) -> Listing:
-    """The files of the groups, in order of name."""
-    return _toml_files(folder / GROUPS)
+    """The files of the groups in order of name, the drop-ins of each behind it."""
+    files = _toml_files(folder / GROUPS)
+    found = Listing([], list(files.faults))
+    for path in files.paths:
+        dropped = _toml_files(_drop_ins(path))
+        found.paths.extend([path, *dropped.paths])
+        found.faults.extend(dropped.faults)
+    return found
 
 
 def unreadable(folder: Path) -> list[Fault]:
@@ -199,6 +230,49 @@ def read_all(
         else:
             documents.append(Document(path, found))
     return documents, faults
+
+
+def group_documents(
+    paths: Sequence[Path], edits: Mapping[Path, bytes] = MappingProxyType({})
+) -> tuple[list[Document], list[Fault]]:
+    """What can be read of the groups whose files, drop-ins among them, are at `paths`; see
+    `read_all`. A group is left out if any of its files cannot be read."""
+    documents, faults = read_all(paths, edits)
+    broken = {_base(Path(fault.origin)) for fault in faults}
+    own: dict[Path, list[Document]] = {}
+    for document in documents:
+        own.setdefault(_base(document.path), []).append(document)
+    return [_together(parts) for base, parts in own.items() if base not in broken], faults
+
+
+def _together(parts: Sequence[Document]) -> Document:
+    """A group's file with its drop-ins over it."""
+    found = Document(parts[0].path, {}, tuple((part.path, part.table) for part in parts))
+    return found._replace(table=found.layers.values)
+
+
+def _drop_ins(path: Path) -> Path:
+    """The folder of what is laid over the file at `path`."""
+    return path.with_suffix(_DROP_INS)
+
+
+def _base(path: Path) -> Path:
+    """The file that a drop-in of a group is laid over; others are their own."""
+    folder = path.parent
+    return folder.with_suffix("") if folder.name.endswith(_DROP_INS) else path
+
+
+def _within(key: str, one: str) -> bool:
+    return key == one or key.startswith((f"{one}.", f"{one}["))
+
+
+def _keys(table: Table, *, entered: bool) -> Iterator[str]:
+    """Keys as TOML writes them: those at the top, or `entered` those in tables there."""
+    for name, value in table.items():
+        if not entered:
+            yield spelled([name])
+        elif isinstance(value, dict):
+            yield from (spelled([name, inner]) for inner in value)
 
 
 def _toml_files(folder: Path) -> Listing:

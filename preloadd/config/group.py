@@ -7,22 +7,29 @@ but the default is refused, so that nobody counts on what does not happen.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, ByteSize, Field
 
 from preloadd.config.arguments import from_table
 from preloadd.config.drafts import Speculation
-from preloadd.config.engine import draft_faults, engine_faults, layers_of, where_written
+from preloadd.config.engine import (
+    draft_faults,
+    engine_faults,
+    has_drafts,
+    layers_of,
+    where_written,
+)
 from preloadd.config.faults import validated
 from preloadd.config.files import Document, Fault, Layers
+from preloadd.config.spread import NOTHING, Spread, spread_faults
 from preloadd.config.strict import (
     MaybeChunkBytes,
     MaybePath,
     MaybeText,
     Name,
     Pause,
-    Size,
     Strict,
     Text,
     Texts,
@@ -31,8 +38,10 @@ from preloadd.config.strict import (
 )
 from preloadd.config.vllm import Division, divide
 from preloadd.domain.devices import ALL
-from preloadd.domain.ids import DeviceId, Instance, device_id, on_host
-from preloadd.domain.placement import ExpertPlacement, Parallel, instances
+from preloadd.domain.ids import Instance, device_id, on_host
+from preloadd.domain.launch import Fault as Unfit
+from preloadd.domain.launch import Launch, world_told
+from preloadd.domain.nodes import Node, plan_node
 from preloadd.domain.settings import CHUNK_BYTES, Access, Builder, Layout, Memory, resolved
 from preloadd.errors import ConfigError
 
@@ -91,26 +100,8 @@ Devices = Annotated[
 ]
 
 
-class Sizes(Strict):
-    """`[parallel]`: into how many ranks the model is divided, named as engines name it."""
-
-    tensor_parallel_size: Size = 1
-    pipeline_parallel_size: Size = 1
-    data_parallel_size: Annotated[Size, later("data parallelism", default=1)] = 1
-    enable_expert_parallel: bool = False
-    expert_placement_strategy: Literal["linear", "round_robin"] = "linear"
-    nodes: Annotated[Size, later("groups over several hosts", default=1)] = 1
-
-    @property
-    def parallel(self) -> Parallel:
-        """The sizes as a value."""
-        return Parallel(
-            tensor=self.tensor_parallel_size,
-            pipeline=self.pipeline_parallel_size,
-            data=self.data_parallel_size,
-            expert=self.enable_expert_parallel,
-            expert_placement=ExpertPlacement(self.expert_placement_strategy),
-        )
+class Sizes(Spread, Strict):
+    """`[parallel]`: into how many ranks the model is divided, and which are on this node."""
 
 
 class Draft(Strict):
@@ -216,8 +207,24 @@ class Group(Strict):
     @property
     def instances(self) -> tuple[Instance, ...]:
         """The rank daemons of the group: its targets in the order of ranks, then its drafts."""
-        devices = tuple(map(DeviceId, self.gpus))
-        return instances(devices, self.parallel.parallel, drafts=self.drafted is not None)
+        return self.node.instances
+
+    @property
+    def node(self) -> Node:
+        """What of the group this host launches."""
+        return plan_node(self.parallel.launch(self.gpus, drafts=self.drafted is not None))
+
+    @property
+    def meetings(self) -> dict[str, tuple[str, int]]:
+        """Address and port at which ranks of several nodes meet, by the key that says the port."""
+        met = self.node.meeting
+        ports = {
+            "weight_cache_master_port": met.port,
+            "weight_cache_draft_master_port": met.draft_port,
+        }
+        if self.node.count == 1:
+            return {}
+        return {key: (met.address, port) for key, port in ports.items() if port is not None}
 
     @property
     def allowed(self) -> Access:
@@ -225,18 +232,20 @@ class Group(Strict):
         return Access(groups=self.access.groups, users=self.access.users)
 
 
-def judge(document: Document) -> tuple[Group | None, list[Fault]]:
-    """The group that a file describes, or all that is wrong with the file."""
+def judge(
+    document: Document, ports: Mapping[str, int] = NOTHING
+) -> tuple[Group | None, list[Fault]]:
+    """The group that a file describes, or all that is wrong with the file. `ports` are in use for
+    something else, by what people call them."""
     origin = str(document.path)
     layers = Layers()
     layers.lay(origin, {"name": document.path.stem})
     layers.lay(origin, layers_of(document).values)
     group, faults = validated(Group, layers, origin)
-    faults = [where_written(fault, document) for fault in faults]
-    checks = (_contradicting, _misread, _miscounted, _laid_out)
+    checks = (_contradicting, _misread, _laid_out)
     faults += [fault for check in checks if (fault := check(document))]
-    faults += [*engine_faults(document), *draft_faults(document)]
-    return (None if faults else group), faults
+    faults += [*_misplaced(document, ports), *engine_faults(document), *draft_faults(document)]
+    return (None if faults else group), [where_written(fault, document) for fault in faults]
 
 
 def claims(document: Document) -> tuple[str, list[str]]:
@@ -246,23 +255,35 @@ def claims(document: Document) -> tuple[str, list[str]]:
     return str(name), [device for device in devices if isinstance(device, str) and device != ALL]
 
 
-def _miscounted(document: Document) -> Fault | None:
-    """The fault of sizes that do not make as many ranks as there are devices, if both are known."""
-    gpus, sizes = document.table.get("gpus"), layers_of(document).values.get("parallel", {})
-    if not isinstance(gpus, list) or not isinstance(sizes, dict) or ALL in gpus:
-        return None
+def _misplaced(document: Document, ports: Mapping[str, int]) -> Iterator[Fault]:
+    """What is wrong with ranks, nodes and devices, as far as they are known."""
     layers = Layers()
-    layers.lay("", sizes)
+    sizes = layers_of(document).values.get("parallel", {})
+    layers.lay("", sizes if isinstance(sizes, dict) else {"": sizes})
     found, _ = validated(Sizes, layers, "")
-    if found is None or not gpus or found.parallel.world == len(gpus):
-        return None
-    parts = f"{found.tensor_parallel_size} (tensor) x {found.pipeline_parallel_size} (pipeline)"
-    return Fault(
-        str(document.path),
-        "gpus",
-        f"lists {len(gpus)} devices, but [parallel] makes {parts} = {found.parallel.world} ranks "
-        "(list one device for each rank, or change the sizes)",
-    )
+    if found is None:
+        return
+    gpus = document.table.get("gpus")
+    devices = None
+    if isinstance(gpus, list) and gpus and ALL not in gpus:
+        # Those that are there twice are told of elsewhere.
+        devices = list(dict.fromkeys(map(str, gpus)))
+    launch = found.launch(devices, drafts=has_drafts(document), others=ports)
+    faults = spread_faults(launch) or [*_left_over(launch)]
+    for setting, text in faults:
+        key = "gpus" if setting == "devices" else f"parallel.{setting}"
+        what, _, remedy = text.rpartition(": ")
+        yield Fault(str(document.path), key, f"{what} ({remedy})")
+
+
+def _left_over(launch: Launch) -> Iterator[Unfit]:
+    """Devices that would have no rank."""
+    here, devices = plan_node(launch).ranks, launch.devices or ()
+    if len(devices) > len(here):
+        text = f"{len(devices)} are too many for the {len(here)} ranks of this node ({here.start}"
+        whole = world_told(launch.parallel)
+        more = f"leave out {len(devices) - len(here)}, or change the sizes"
+        yield Unfit("devices", f"{text} to {here[-1]} of {whole}): {more}")
 
 
 def _memory_of(device: str) -> Memory:

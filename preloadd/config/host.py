@@ -6,16 +6,18 @@ The later wins: file, drop-ins in order of name, `PRELOADD_*` in the environment
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field
 
+from preloadd.config.endpoints import Endpoints
+from preloadd.config.engine import where_written
 from preloadd.config.faults import validated
 from preloadd.config.files import (
-    GROUPS,
     HOST_FILE,
     Document,
     Fault,
@@ -23,6 +25,7 @@ from preloadd.config.files import (
     Layers,
     Table,
     folder_faults,
+    group_documents,
     group_files,
     host_files,
     read_all,
@@ -34,9 +37,7 @@ from preloadd.config.strict import (
     Seconds,
     Strict,
     Text,
-    Texts,
     fields_of,
-    later,
 )
 from preloadd.domain.settings import Deadlines
 from preloadd.errors import ConfigError
@@ -53,7 +54,7 @@ class Supervisor(Strict):
     host: Text = "127.0.0.1"
     port: Port = 9470
     ask_timeout_s: Seconds = 2.0
-    peers: Annotated[Texts, later("supervisors of other hosts", default=())] = ()
+    peers: Endpoints = ()
 
 
 class Patience(Strict):
@@ -63,11 +64,22 @@ class Patience(Strict):
     send_s: Seconds = 10.0
     silence_s: Seconds = 300.0
     stop_s: Seconds = 10.0
+    profiling_s: Seconds = 300.0
+    rendezvous_s: Seconds = 600.0
+    peer_silence_s: Seconds = 15.0
 
     @property
     def deadlines(self) -> Deadlines:
         """The deadlines as a value."""
-        return Deadlines(self.speak_s, self.send_s, self.silence_s, self.stop_s)
+        return Deadlines(
+            speak=self.speak_s,
+            send=self.send_s,
+            silence=self.silence_s,
+            stop=self.stop_s,
+            profiling=self.profiling_s,
+            rendezvous=self.rendezvous_s,
+            peer_silence=self.peer_silence_s,
+        )
 
 
 class HostSettings(Strict):
@@ -89,11 +101,20 @@ class HostConfig(HostSettings):
 
 @dataclass(frozen=True, slots=True)
 class GroupFile:
-    """One file in `groups.d`; `group` is None if something is wrong with it."""
+    """One file in `groups.d` with its drop-ins; `group` is None if something is wrong with it."""
 
-    path: Path
-    table: Table
+    document: Document
     group: Group | None
+
+    @property
+    def path(self) -> Path:
+        """The file itself."""
+        return self.document.path
+
+    @property
+    def origins(self) -> Collection[str]:
+        """The file and its drop-ins."""
+        return [str(path) for path, _ in self.document.parts]
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +172,8 @@ def survey(
     for key, value in (overrides or {}).items():
         layers.lay(COMMAND_LINE, nested(key, value))
     host, wrong = validated(HostSettings, layers, str(folder / HOST_FILE))
-    groups, group_faults = _groups(folder, edits or {})
+    ports = {"supervisor.port": host.supervisor.port} if host else {}
+    groups, group_faults = _groups(folder, edits or {}, ports)
     host_faults = (*folder_faults(folder), *files.faults, *unread, *wrong)
     return Survey(
         folder, layers, None if host_faults else host, groups, host_faults, tuple(group_faults)
@@ -200,17 +222,31 @@ def _scalar(text: str) -> object:
         return text
 
 
-def _groups(folder: Path, edits: Mapping[Path, bytes]) -> tuple[tuple[GroupFile, ...], list[Fault]]:
+def _groups(
+    folder: Path, edits: Mapping[Path, bytes], ports: Mapping[str, int]
+) -> tuple[tuple[GroupFile, ...], list[Fault]]:
+    """What the files of groups say, and all that is wrong. `ports` are the host's own."""
     files = group_files(folder)
-    documents, unread = read_all(files.paths, edits)
+    documents, unread = group_documents(files.paths, edits)
     found, faults = [], [*files.faults, *unread]
     for document in documents:
-        group, wrong = judge(document)
-        found.append(GroupFile(document.path, document.table, group))
+        group, wrong = judge(document, ports)
+        found.append(GroupFile(document, group))
         faults += wrong
     faults += _contested(documents)
-    order = [str(path) for path in (folder / GROUPS, *files.paths)]
-    return tuple(found), sorted(faults, key=lambda fault: order.index(fault.origin))
+    faults += _met(found)
+    return tuple(found), sorted(faults, key=attrgetter("origin"))
+
+
+def _met(files: Iterable[GroupFile]) -> Iterator[Fault]:
+    """Ports at which the ranks of more than one group would meet."""
+    taken: dict[tuple[str, int], GroupFile] = {}
+    for file in files:
+        for setting, place in file.group.meetings.items() if file.group else ():
+            if (first := taken.setdefault(place, file)) is not file:
+                key = f"parallel.{setting}"
+                text = f"{place[1]} at {place[0]} is the port of {first.path} (give another one)"
+                yield where_written(Fault("", key, text), file.document)
 
 
 def _contested(documents: list[Document]) -> Iterator[Fault]:
@@ -224,4 +260,4 @@ def _contested(documents: list[Document]) -> Iterator[Fault]:
         for device in dict.fromkeys(mine):
             if (first := devices.setdefault(device, path)) != path:
                 text = f"{device} is given to the group of {first} (remove it from one of them)"
-                yield Fault(str(path), "gpus", text)
+                yield document.at_home(Fault(str(path), "gpus", text))

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from preloadd.config.files import GROUPS, Document
+from preloadd.config.files import GROUPS
 from preloadd.config.group import Group, claims
-from preloadd.config.host import HostSettings, Survey, require_host, survey
+from preloadd.config.host import GroupFile, HostSettings, Survey, require_host, survey
+from preloadd.config.spread import rendezvous
 from preloadd.domain.ids import Instance, Role
-from preloadd.domain.placement import peers, place
+from preloadd.domain.placement import peers
 from preloadd.domain.settings import (
     Builder,
     Digest,
@@ -45,6 +46,7 @@ def rank_settings(
     host: HostSettings, group: Group, instance: Instance, locate: Locate
 ) -> RankSettings:
     """The settings of `instance`, which is one of `group`. Local rank n is the n-th device."""
+    node = group.node
     sources = _sources(group, locate)
     own = sources.own(instance.role)
     return RankSettings(
@@ -61,14 +63,15 @@ def rank_settings(
             reader=Reader(group.reader),
             digest=Digest(group.digest),
             chunk_bytes=group.largest_chunk,
-            placement=place(group.parallel.parallel, group.gpus.index(instance.device)),
+            placement=node.placement_on(instance.device),
             engine_args=group.arguments,
             layout=group.layout_mode,
             partner=sources.partner(instance.role),
         ),
         access=group.allowed,
         deadlines=host.deadlines.deadlines,
-        peers=peers(instance, group.instances),
+        peers=peers(instance, node.instances),
+        rendezvous=rendezvous(node, instance),
         log_level=host.log_level,
         python=group.python,
     )
@@ -90,18 +93,19 @@ def _source(name: str, revision: str, locate: Locate) -> Source:
 
 def _group_of(found: Survey, instance: Instance, preferred: str) -> Group:
     """The group that lays claim to the instance; of several the one that systemd started it for."""
-    claimants = {}
+    claimants: list[tuple[str, GroupFile]] = []
     for file in found.groups:
-        name, devices = claims(Document(file.path, file.table))
+        name, devices = claims(file.document)
         # One with faults may well be meant to have a draft there.
         if instance.device in devices and (file.group is None or _has(file.group, instance)):
-            claimants[file.path] = (name, file.group)
+            claimants.append((name, file))
     if len(claimants) > 1:
-        claimants = {p: c for p, c in claimants.items() if c[0] == preferred} or claimants
+        claimants = [claimant for claimant in claimants if claimant[0] == preferred] or claimants
     if not claimants:
         raise _unclaimed(found, instance)
-    faults = [fault for fault in found.group_faults if Path(fault.origin) in claimants]
-    groups = [group for _, group in claimants.values() if group is not None]
+    origins = {origin for _, file in claimants for origin in file.origins}
+    faults = [fault for fault in found.group_faults if fault.origin in origins]
+    groups = [file.group for _, file in claimants if file.group is not None]
     if len(claimants) > 1 or not groups:
         raise ConfigError("\n".join(map(str, faults)))
     return groups[0]
@@ -113,7 +117,7 @@ def _has(group: Group, instance: Instance) -> bool:
 
 def _unclaimed(found: Survey, instance: Instance) -> ConfigError:
     """What to raise for an instance of no group; one in a file with faults may be its own."""
-    names = sorted({claims(Document(file.path, file.table))[0] for file in found.groups})
+    names = sorted({claims(file.document)[0] for file in found.groups})
     lacks = f"no group has {instance} among its gpus"
     if instance.role is Role.DRAFT:
         lacks = f"no group has a draft that is held on {instance.device}"
@@ -121,7 +125,7 @@ def _unclaimed(found: Survey, instance: Instance) -> ConfigError:
         f"{found.folder / GROUPS}: {lacks} (groups: {', '.join(names) or 'none'}; add it to one, "
         f"or stop preloadd@{instance}.service)"
     )
-    readable = {str(file.path) for file in found.groups}
+    readable = {origin for file in found.groups for origin in file.origins}
     unread = [
         str(fault)
         for fault in found.group_faults

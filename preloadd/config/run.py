@@ -6,12 +6,12 @@ Nothing deeper sees an unchecked value. The names of fields are the names of fla
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import (
-    BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
@@ -23,10 +23,13 @@ from pydantic_core import ErrorDetails
 
 from preloadd.config.arguments import from_words
 from preloadd.config.drafts import Speculation
-from preloadd.config.strict import MAX_RANKS, ChunkBytes, LogLevel, Size
+from preloadd.config.spread import Once, Spread, rendezvous, spread_faults
+from preloadd.config.strict import ChunkBytes, LogLevel
 from preloadd.config.vllm import Division, divide
 from preloadd.domain.ids import DeviceId, Instance
-from preloadd.domain.placement import ExpertPlacement, Parallel, instances, peers, place
+from preloadd.domain.launch import Launch, flag
+from preloadd.domain.nodes import Node, plan_node
+from preloadd.domain.placement import peers
 from preloadd.domain.settings import (
     CHUNK_BYTES,
     Access,
@@ -63,22 +66,9 @@ def _split(value: object) -> object:
     return tuple(value.split(",")) if isinstance(value, str) else value
 
 
-def _once(value: object) -> object:
-    """What was said several times, if it was the same."""
-    if not isinstance(value, list | tuple):
-        return value
-    said = {str(each): each for each in value}
-    if len(said) > 1:
-        raise ValueError(f"is given with different values, {' and '.join(said)}: keep one")
-    return next(iter(said.values()))
-
-
-_Once = BeforeValidator(_once)
-
-
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """Where the weights of a group will live: the memory, and the device of each rank in order.
+    """Where weights will live on this node: the memory, and the device of each rank in order.
 
     `told` says so to people, with the reason where nobody chose.
     """
@@ -88,13 +78,13 @@ class Chosen:
     told: str
 
 
-class RunOptions(BaseModel):
+class RunOptions(Spread):
     """The flags of `preloadd run`, which arrive as text. Sizes are bytes. `engine_args` are vLLM's
     own ones in canonical form."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    model: Annotated[_Text, _Once]
+    model: Annotated[_Text, Once]
     revision: str = ""
     builder: Builder = Builder.NATIVE
     memory: Literal["auto", "host", "cuda", "hip"] = "auto"
@@ -103,10 +93,6 @@ class RunOptions(BaseModel):
     digest: Digest = Digest.SAMPLED
     chunk_bytes: ChunkBytes | None = None
     layout: Layout = Layout.AUTO
-    tensor_parallel_size: Annotated[Size, _Once] = 1
-    pipeline_parallel_size: Annotated[Size, _Once] = 1
-    enable_expert_parallel: Annotated[bool, _Once] = False
-    expert_placement_strategy: Annotated[ExpertPlacement, _Once] = ExpertPlacement.LINEAR
     weight_cache_socket_dir: Annotated[Path | None, BeforeValidator(_absolute)] = None
     weight_cache_health_host: _Text = "127.0.0.1"
     weight_cache_health_port: Annotated[int | None, Field(ge=0, le=65535)] = None
@@ -117,15 +103,6 @@ class RunOptions(BaseModel):
     python: str = ""
     log_level: LogLevel = "info"
     engine_args: tuple[str, ...] = ()
-
-    @model_validator(mode="after")
-    def _placeable(self) -> Self:
-        if self.parallel.world > MAX_RANKS:
-            raise ValueError(
-                "--tensor-parallel-size times --pipeline-parallel-size makes "
-                f"{self.parallel.world} ranks: at most {MAX_RANKS}"
-            )
-        return self
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -165,16 +142,6 @@ class RunOptions(BaseModel):
             raise ConfigError(f"--layout: {error}") from None
 
     @property
-    def parallel(self) -> Parallel:
-        """The sizes of the group."""
-        return Parallel(
-            tensor=self.tensor_parallel_size,
-            pipeline=self.pipeline_parallel_size,
-            expert=self.enable_expert_parallel,
-            expert_placement=self.expert_placement_strategy,
-        )
-
-    @property
     def speculation(self) -> Speculation | None:
         """What vLLM is told of speculative decoding."""
         return divide(from_words(self.engine_args)).speculation
@@ -185,9 +152,32 @@ class RunOptions(BaseModel):
         found = self.speculation
         return found if found is not None and found.held and not self.no_draft else None
 
+    @property
+    def placed(self) -> Launch:
+        """What this node is told of ranks, while its devices are not known."""
+        health = self.weight_cache_health_port or 0
+        others = {"weight-cache-health-port": health}
+        return self.launch(drafts=self.drafted is not None, others=others)
+
+    @property
+    def ranks(self) -> range:
+        """The ranks of the group that are on this node."""
+        return plan_node(self.placed).ranks
+
+    @property
+    def share(self) -> Fraction:
+        """How much of the model this node holds at least: 2 is two copies. With experts that are
+        dealt, nobody knows before what part of the model these are."""
+        whole = self.parallel.world if self.parallel.expert else self.parallel.replica
+        return Fraction(len(self.ranks), whole)
+
+    def node(self, chosen: Chosen) -> Node:
+        """What this node launches. ConfigError if devices are too few."""
+        return plan_node(replace(self.placed, devices=chosen.devices))
+
     def instances(self, chosen: Chosen) -> tuple[Instance, ...]:
-        """The rank daemons of the group, all on this host: targets in their order, then drafts."""
-        return instances(chosen.devices, self.parallel, drafts=self.drafted is not None)
+        """The rank daemons of this node: targets in their order, then drafts."""
+        return self.node(chosen).instances
 
     @property
     def access(self) -> Access:
@@ -202,11 +192,14 @@ def parse_run(given: Mapping[str, object], engine: Iterable[str] = ()) -> RunOpt
     """
     division = divide(from_words(engine))
     faults = [f"{wrong.written or flag('engine_args')}: {wrong.text}" for wrong in division.wrong]
-    options = None
+    options, said = None, _with_sizes(given, division)
     try:
-        options = RunOptions.model_validate(_with_sizes(given, division))
+        options = RunOptions.model_validate(said)
     except ValidationError as error:
         faults = [*map(_told, error.errors()), *faults]
+    launch = options.placed if options else _placed(said, division)
+    if launch is not None:
+        faults += [f"{flag(setting)}: {text}" for setting, text in spread_faults(launch)]
     if options is None or faults:
         raise ConfigError("\n".join(faults))
     return options
@@ -215,15 +208,25 @@ def parse_run(given: Mapping[str, object], engine: Iterable[str] = ()) -> RunOpt
 def _with_sizes(given: Mapping[str, object], division: Division) -> dict[str, object]:
     """`given` with the engine's arguments; each size is there as often as somebody said it."""
     said = {**given, "engine_args": division.words}
-    for size in division.sizes:
-        before = said.get(size.key, ())
-        said[size.key] = (*(before if isinstance(before, list | tuple) else [before]), size.value)
+    for key in ("model", *Spread.model_fields):
+        before = said.get(key)
+        words = before if isinstance(before, list | tuple) else [before]
+        # A switch that nobody threw says nothing.
+        found = [word for word in words if word is not None and word is not False]
+        found += [size.value for size in division.sizes if size.key == key]
+        if found:
+            said[key] = tuple(found)
     return said
 
 
-def flag(name: str) -> str:
-    """The flag of the field `name`."""
-    return f"--{name.replace('_', '-')}"
+def _placed(said: Mapping[str, object], division: Division) -> Launch | None:
+    """What is said of ranks alone, where something else is wrong; None if that is wrong too."""
+    try:
+        spread = Spread.model_validate({k: v for k, v in said.items() if k in Spread.model_fields})
+    except ValidationError:
+        return None
+    found = division.speculation
+    return spread.launch(drafts=found is not None and found.held and not said.get("no_draft"))
 
 
 def rank_settings(
@@ -236,26 +239,27 @@ def rank_settings(
     derived: bool,
     python: str = "",
 ) -> tuple[RankSettings, ...]:
-    """The settings of every rank of the group: targets in the order of ranks, then drafts.
+    """The settings of every rank of this node: targets in the order of ranks, then drafts.
 
     `model` is the local folder that `options.model` was resolved to, `draft` that of a draft which
     is not in it; `python` the loaders' interpreter ('' for that of the ranks).
     """
     group = _group_name(options.model, model)
-    everybody, sources = options.instances(chosen), _sources(options, model, draft)
+    node, sources = options.node(chosen), _sources(options, model, draft)
     return tuple(
         RankSettings(
             group=group,
             instance=str(instance),
             socket_dir=str(socket_dir),
             derived=derived,
-            model=_model_settings(options, chosen, instance, sources),
+            model=_model_settings(options, chosen.memory, node, instance, sources),
             access=options.access,
-            peers=peers(instance, everybody),
+            peers=peers(instance, node.instances),
             log_level=options.log_level,
             python=python,
+            rendezvous=rendezvous(node, instance),
         )
-        for instance in everybody
+        for instance in node.instances
     )
 
 
@@ -275,9 +279,9 @@ def _sources(options: RunOptions, model: Path, draft: Path | None) -> Sources:
 
 
 def _model_settings(
-    options: RunOptions, chosen: Chosen, instance: Instance, sources: Sources
+    options: RunOptions, memory: Memory, node: Node, instance: Instance, sources: Sources
 ) -> ModelSettings:
-    own, memory = sources.own(instance.role), chosen.memory
+    own = sources.own(instance.role)
     return ModelSettings(
         path=own.path,
         name=own.name,
@@ -287,7 +291,7 @@ def _model_settings(
         reader=options.reader,
         digest=options.digest,
         chunk_bytes=int(options.chunk_bytes or CHUNK_BYTES[memory]),
-        placement=place(options.parallel, chosen.devices.index(instance.device)),
+        placement=node.placement_on(instance.device),
         engine_args=options.engine_args,
         layout=options.layout_in(memory),
         partner=sources.partner(instance.role),

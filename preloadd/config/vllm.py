@@ -2,31 +2,48 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
 from preloadd.config.arguments import Argument, Wrong, words_of
 from preloadd.config.drafts import CONFIG, PIECES, Speculation, gather
+from preloadd.domain.vllm import unidentified
 
-SIZES = {
-    "tensor-parallel-size": "tensor_parallel_size",
-    "pipeline-parallel-size": "pipeline_parallel_size",
-    "enable-expert-parallel": "enable_expert_parallel",
-    "expert-placement-strategy": "expert_placement_strategy",
-}
-"""What divides a model into ranks, by argument: the key of `[parallel]`, the field of a flag."""
+_SPREAD = (
+    *("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"),
+    *("enable_expert_parallel", "expert_placement_strategy", "nnodes", "node_rank"),
+    *("data_parallel_size_local", "data_parallel_start_rank", "master_addr"),
+    *("data_parallel_address", "weight_cache_master_port", "weight_cache_draft_master_port"),
+    *("master_port", "data_parallel_rpc_port"),
+)
 
-_LATER = {
-    "data-parallel-size": "data parallelism",
-    "nnodes": "groups over several hosts",
-    "prefill-context-parallel-size": "parallelism of contexts",
+SIZES = {name.replace("_", "-"): name for name in _SPREAD}
+"""What divides a model into ranks on nodes, by argument: the key of `[parallel]`, the field of a
+flag. They are the fields of `config.spread`."""
+
+_TEXTS = {"master_addr", "data_parallel_address", "expert_placement_strategy"}
+"""Those that are no numbers, whatever they look like."""
+
+_NUMBER = re.compile(r"-?[0-9]{1,18}\Z")
+
+_LATER = {"prefill-context-parallel-size": "parallelism of contexts"}
+
+_OF_REQUESTS = {
+    *("data-parallel-backend", "data-parallel-external-lb", "data-parallel-hybrid-lb"),
+    "data-parallel-multi-port-external-lb",
 }
+"""How requests come to engines: nothing of weights depends on it, and vLLM would not take it for
+one rank alone."""
 
 _ADAPTERS = "adapters would be wrapped around weights that all engines share (leave it out)"
 
 _REFUSED = {
     "config": "would read more arguments from another file (write them here)",
+    "data-parallel-rank": (
+        "is of one engine (write data-parallel-start-rank, and data-parallel-size-local 1)"
+    ),
     "default-mm-loras": _ADAPTERS,
     "enable-eplb": (
         "EPLB moves experts about in weights that all engines share (leave it out, here and with "
@@ -52,11 +69,11 @@ _FORMAT = "load-format"
 MAX_NBYTES = 16 << 10
 """Of all arguments together: they travel in one packet."""
 
-_RESERVED = (*SIZES, *_LATER, *_REFUSED, _FORMAT, CONFIG, *PIECES)
+_RESERVED = (*SIZES, *_LATER, *_OF_REQUESTS, *_REFUSED, _FORMAT, CONFIG, *PIECES)
 
 
 class Size(NamedTuple):
-    """One size that was found among arguments: the key of `[parallel]`, its value, and where."""
+    """One thing of `SIZES` that was found among arguments: its key, its value, and where."""
 
     key: str
     value: object
@@ -92,7 +109,7 @@ def divide(
             wrong.append(Wrong(argument.written, why))
         elif argument.name.removeprefix("no-") in SIZES:
             sizes.append(_size(argument))
-        elif argument.name not in _LATER:
+        elif argument.name.removeprefix("no-") not in (*_LATER, *_OF_REQUESTS):
             kept.append(argument)
     kept, speculation, more = gather(kept, draft)
     wrong += more
@@ -115,6 +132,8 @@ def _refusal(argument: Argument) -> str:
             "'ipc_cache' is for engines: the daemon that they load from reads the disk itself "
             "(leave it out, or name another format)"
         )
+    if name == _FORMAT and (faults := list(filter(None, map(unidentified, values)))):
+        return faults[0]
     return _ambiguity(name.removeprefix("no-").partition(".")[0])
 
 
@@ -130,7 +149,9 @@ def _size(argument: Argument) -> Size:
     """A switch is true or false, digits are a number; whatever else there is, is for a judge."""
     key = SIZES[argument.name.removeprefix("no-")]
     text = " ".join(argument.values)
-    value: object = int(text) if text.isascii() and text.isdigit() else text
+    value: object = text
+    if _NUMBER.match(text) and key not in _TEXTS:
+        value = int(text)
     if not argument.values:
         value = not argument.name.startswith("no-")
     return Size(key, value, argument.written)

@@ -6,8 +6,9 @@ Order of ranks is vLLM's: data, pipeline, tensor, the last one fastest.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import NamedTuple
 
 from preloadd.domain.ids import DeviceId, Instance, Role
 from preloadd.errors import ConfigError
@@ -41,16 +42,30 @@ class Parallel:
             raise ConfigError("\n".join(faults))
 
     @property
+    def replica(self) -> int:
+        """How many ranks hold one copy of the model, its experts set aside."""
+        return self.tensor * self.pipeline
+
+    @property
     def world(self) -> int:
         """How many ranks the whole group has."""
-        return self.tensor * self.pipeline * self.data
+        return self.replica * self.data
+
+
+class Share(NamedTuple):
+    """One rank's place among the `ranks` that hold something between them."""
+
+    ranks: int
+    rank: int
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
     """One rank's coordinates; ConfigError lists those outside of the group.
 
-    Expert parallelism deals experts over the data x tensor ranks of a pipeline stage.
+    The data x tensor ranks of a pipeline stage hold its experts between them: with expert
+    parallelism each holds some of them, without it a part of every one. Of all else each replica
+    has its own, which its tensor ranks hold between them.
     """
 
     parallel: Parallel
@@ -73,26 +88,41 @@ class Placement:
             raise ConfigError("\n".join(faults))
 
     @property
+    def rank(self) -> int:
+        """The global rank: what `place` made the coordinates of."""
+        stage = self.data_rank * self.parallel.pipeline + self.pipeline_rank
+        return stage * self.parallel.tensor + self.tensor_rank
+
+    @property
     def last_stage(self) -> bool:
         """Whether this rank is one of those that the last layers are on."""
         return self.pipeline_rank == self.parallel.pipeline - 1
 
     @property
     def undivided(self) -> bool:
-        """Whether this rank holds the whole model."""
-        return self.parallel.tensor * self.parallel.pipeline * self.expert_size == 1
+        """Whether this rank holds the whole model, and would if it had experts."""
+        return self.parallel.world == 1
+
+    @property
+    def tensor_share(self) -> Share:
+        """Its place among those that hold what is not of experts."""
+        return Share(self.parallel.tensor, self.tensor_rank)
+
+    @property
+    def expert_share(self) -> Share:
+        """Its place among those that hold the experts, whole ones or parts of each."""
+        ranks, rank = self.tensor_share
+        return Share(self.parallel.data * ranks, self.data_rank * ranks + rank)
 
     @property
     def expert_size(self) -> int:
-        """How many ranks share the experts; 1 without expert parallelism."""
-        return self.parallel.data * self.parallel.tensor if self.parallel.expert else 1
+        """Among how many ranks experts are dealt; 1 without expert parallelism."""
+        return self.expert_share.ranks if self.parallel.expert else 1
 
     @property
     def expert_rank(self) -> int:
-        """This rank's place among those that share the experts."""
-        if not self.parallel.expert:
-            return 0
-        return self.data_rank * self.parallel.tensor + self.tensor_rank
+        """This rank's place among those that experts are dealt to."""
+        return self.expert_share.rank if self.parallel.expert else 0
 
 
 def place(parallel: Parallel, rank: int) -> Placement:
@@ -105,16 +135,28 @@ def place(parallel: Parallel, rank: int) -> Placement:
     return Placement(parallel, tensor_rank, pipeline_rank, data_rank)
 
 
+def as_reported(placement: Placement, *, moe: bool) -> Placement:
+    """The coordinates by which engines ask for the weights of this rank.
+
+    Replicas of a dense model know nothing of each other: each is alone, and any may take the
+    weights. With `moe` they share work, and each has its own. A draft goes by its target's kind.
+    """
+    if moe:
+        return placement
+    return replace(placement, parallel=replace(placement.parallel, data=1), data_rank=0)
+
+
 def instances(
-    devices: Sequence[DeviceId], parallel: Parallel, *, drafts: bool
+    devices: Sequence[DeviceId], parallel: Parallel, *, drafts: bool, first: int = 0
 ) -> tuple[Instance, ...]:
-    """The rank daemons of a group whose global rank n is on the n-th device: its targets in order,
-    then with `drafts` those of the draft model.
+    """The rank daemons on one node's devices, of which the n-th holds global rank `first` + n: its
+    targets in order, then with `drafts` those of the draft model.
 
     Engines draft where the target's last layers are, and load no draft elsewhere (source: the model
     runners of vLLM).
     """
-    drafting = [d for n, d in enumerate(devices) if drafts and place(parallel, n).last_stage]
+    ranks = enumerate(devices, first)
+    drafting = [d for n, d in ranks if drafts and place(parallel, n).last_stage]
     targets = map(Instance, devices)
     return (*targets, *(Instance(device, Role.DRAFT) for device in drafting))
 
@@ -128,7 +170,8 @@ def peers(instance: Instance, group: Iterable[Instance]) -> tuple[str, ...]:
 
 
 def experts_of(placement: Placement, experts: int) -> Sequence[int]:
-    """Global numbers of the experts this rank holds, ascending.
+    """Global numbers of the experts this rank holds, ascending, dealt as its `Parallel` says: what
+    a model makes of that, `domain.experts` knows.
 
     Rounds as vLLM does: under `linear` the first `experts % size` ranks hold one more.
     """

@@ -16,6 +16,14 @@ LAYOUT = 1
 BUILDER_VERSIONS = {Builder.NATIVE: "1", Builder.VLLM: "1"}
 """Raised when a builder puts other bytes under the same name than before."""
 
+KERNELS = {
+    "flashinfer": "flashinfer-python",
+    "deep_gemm": "deep-gemm",
+    "triton_kernels": "triton-kernels",
+}
+"""What vLLM takes kernels from where it is installed, and lays weights out for: the names of a
+field of `Versions` and of a distribution."""
+
 UNKNOWN = "unknown"
 """The version of what could not be found."""
 

@@ -101,13 +101,17 @@ class Access:
 class Deadlines:
     """Seconds. `speak`: until a connection's first request; `send`: until a reply left the socket;
     `silence`: how long a loader may report no progress; `stop`: from SIGTERM to SIGKILL;
-    `profiling`: how long an engine that measures free memory may keep others from freeing any."""
+    `profiling`: how long an engine that measures free memory may keep others from freeing any;
+    `rendezvous`: how long all ranks of a group that spans hosts may take to come together;
+    `peer_silence`: how long none of them may be heard before it is lost."""
 
     speak: float = 10.0
     send: float = 10.0
     silence: float = 300.0
     stop: float = 10.0
     profiling: float = 300.0
+    rendezvous: float = 600.0
+    peer_silence: float = 15.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,12 +164,31 @@ class ModelSettings:
 
 @dataclass(frozen=True, slots=True)
 class Versions:
-    """What is installed for the loader's interpreter, by the names of distributions; '' where that
-    was not looked for, or not found."""
+    """What is installed for the loader's interpreter; '' where that was not looked for, or not
+    found. `environment` are the variables that choose for vLLM's weights, as `key.table` has it."""
 
     vllm: str = ""
     torch: str = ""
     transformers: str = ""
+    flashinfer: str = ""
+    deep_gemm: str = ""
+    triton_kernels: str = ""
+    environment: str = "{}"
+
+
+@dataclass(frozen=True, slots=True)
+class Rendezvous:
+    """Where the ranks of a group that spans hosts meet before they load, and who this one is there.
+
+    Rank 0 listens on `address`, which is its host's. Ranks are those of one role, numbered from 0.
+    """
+
+    address: str
+    port: int
+    rank: int
+    world: int
+    node: int
+    nodes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +198,7 @@ class RankSettings:
     `derived` says that the socket directory was found by preloadd's own search order, so that
     stricter rules hold for it (see `linux.paths`). `peers` are the other instances of the group on
     this host that have its role; `python` is the loader's interpreter, '' the rank's own; the rank
-    itself fills in its `versions`.
+    itself fills in its `versions`. There is a `rendezvous` where the group is on several hosts.
     """
 
     group: str
@@ -190,6 +213,7 @@ class RankSettings:
     log_level: str = "info"
     python: str = ""
     versions: Versions = Versions()
+    rendezvous: Rendezvous | None = None
 
     @property
     def parsed_instance(self) -> Instance:

@@ -70,7 +70,7 @@ class Wanted:
 class Attachment:
     """Mapped weights, and the connection that holds them. Owns the connection, and its share of the
     mapping: other attachments in this process may have theirs. `line` is how to reach the daemon;
-    `patience` is how many seconds it may take to free memory."""
+    `patience` is how many seconds it may take to free memory; `mode` is what it was asked for."""
 
     def __init__(
         self,
@@ -80,6 +80,7 @@ class Attachment:
         arena: Share,
         line: Line,
         patience: float,
+        mode: Mode = Mode.ZERO_COPY,
     ) -> None:
         self.manifest = manifest
         self.arena = arena
@@ -87,12 +88,16 @@ class Attachment:
         self._granted = granted
         self._line = line
         self._patience = max(patience, line.timeout)
+        self._mode = mode
         self._watcher: Watcher | None = None
 
     def watch(self) -> None:
         """From now on, and until this is closed, have the log told when the daemon goes and comes
-        back. It has no effect on the weights, nor has it that no thread can be had for it."""
-        if self._watcher is not None:
+        back. It has no effect on the weights, nor has it that no thread can be had for it.
+
+        Nothing for a copy: whoever has one is not concerned any more.
+        """
+        if self._watcher is not None or self._mode is Mode.COPY:
             return
         try:
             self._watcher = Watcher(self._line, self.manifest.generation)
@@ -120,12 +125,13 @@ class Attachment:
         """Have the daemon free the weights, as copy mode does once it has its own.
 
         Refusals are ignored: other engines hold them, and then they stay. It may take a while, as
-        a daemon frees nothing while other engines measure how much memory is free.
+        a daemon frees nothing while other engines measure how much memory is free. A daemon that
+        is stopped does it once it goes on.
         """
         try:
             self._client.call(m.Release(), timeout=self._patience)
         except (AttachError, ProtocolViolation) as error:
-            log.info("the daemon could not be asked to free the weights: %s", error)
+            log.info("the daemon did not say that it freed the weights: %s", error)
 
     def close(self) -> None:
         """Unmap, unless others share the mapping, and hang up. BufferError, and the lease stays,
@@ -157,21 +163,28 @@ def attach(
     """The weights that match `wanted`, and the lease on them. What `arenas` has is not mapped anew.
 
     AttachError (or InsecurePath, ProtocolViolation, DamagedManifest) says why there is none. With
-    `options.fallback` the first answer counts; without it, a daemon that is absent or still
-    loading is asked again until `options.state_timeout_s` is over.
+    `options.fallback` the first answer counts; without it, a daemon that is absent, silent or still
+    loading is asked again until `options.state_timeout_s` is over, and may take as long to answer.
     """
     deadline = time.monotonic() + (0.0 if options.fallback else options.state_timeout_s)
-    told = False
+    waits = False
+
+    def within() -> float:
+        # The first try is not to keep from the log for long that the daemon is waited for.
+        left = round(deadline - time.monotonic(), 1) if waits else 0.0
+        return max(options.connect_timeout_s, left)
+
+    map_granted = partial(_map, wanted, mapper, arenas)
     while True:
         try:
-            return _attach(wanted, options, partial(_map, wanted, mapper, arenas), environ, uid)
+            return _attach(wanted, options, map_granted, environ, uid, within)
         except Unavailable as error:
             remaining = deadline - time.monotonic()
             if error.reason not in _WORTH_WAITING or remaining <= 0:
                 raise
-            if not told:
+            if not waits:
                 log.info("waiting up to %.0f s for the daemon: %s", remaining, error)
-            told = True
+            waits = True
             time.sleep(min(RETRY_S, remaining))
 
 
@@ -181,32 +194,38 @@ def _attach(
     map_granted: Callable[[m.Granted, Key, Sequence[OwnedFd]], tuple[Manifest, Share]],
     environ: Mapping[str, str],
     uid: int,
+    within: Callable[[], float],
 ) -> Attachment:
+    """One try. `within` is how many seconds the daemon has for what it is asked next."""
     timeout = options.connect_timeout_s
     places = candidates(options, wanted.device, wanted.role, environ, uid)
     with ExitStack() as undo:
-        client, place = _connected(places, timeout)
+        client, place = _connected(places, within)
         undo.callback(client.close)
         with ExitStack() as received:
-            granted = _granted(client, wanted, options.mode, timeout, received)
+            granted = _granted(client, wanted, options.mode, within, received)
             manifest, arena = map_granted(*granted)
         line = Line(
             str(Instance(wanted.device, wanted.role)),
             partial(_reconnected, place, timeout),
             timeout,
         )
-        attachment = Attachment(client, granted[0], manifest, arena, line, options.state_timeout_s)
+        # In host memory no engine measures how much is free, so there is nothing to wait for.
+        patience = timeout if wanted.memory is Memory.HOST else options.state_timeout_s
+        attachment = Attachment(client, granted[0], manifest, arena, line, patience, options.mode)
         undo.pop_all()
     return attachment
 
 
-def _connected(places: Sequence[Candidate], timeout: float) -> tuple[Client, Candidate]:
+def _connected(
+    places: Sequence[Candidate], within: Callable[[], float]
+) -> tuple[Client, Candidate]:
     """A connection to the first daemon that listens. A socket whose daemon has ended hides none."""
     silent: list[Unavailable] = []
     for place in found(places):
         try:
             check = partial(_check_listener, place.path)
-            return connect(place.path, timeout=timeout, check=check), place
+            return connect(place.path, timeout=within(), check=check), place
         except Unavailable as error:
             silent.append(error)
     raise Unavailable(silent[0].reason, "; ".join(map(str, silent)))
@@ -214,7 +233,7 @@ def _connected(places: Sequence[Candidate], timeout: float) -> tuple[Client, Can
 
 def _reconnected(place: Candidate, timeout: float) -> Client:
     """Another connection to the daemon at a place where one was found."""
-    return _connected([place], timeout)[0]
+    return _connected([place], lambda: timeout)[0]
 
 
 def _check_listener(path: Path, sock: socket.socket) -> None:
@@ -229,20 +248,24 @@ def _check_listener(path: Path, sock: socket.socket) -> None:
 
 
 def _granted(
-    client: Client, wanted: Wanted, mode: Mode, timeout: float, received: ExitStack
+    client: Client,
+    wanted: Wanted,
+    mode: Mode,
+    within: Callable[[], float],
+    received: ExitStack,
 ) -> tuple[m.Granted, Key, Sequence[OwnedFd]]:
     """Ask by file identities; where they do not settle it, read the digest and ask once more.
 
     `received` closes the descriptors.
     """
     key = wanted.key("")
-    reply, fds = client.call(_request(wanted, key, mode), timeout=timeout)
+    reply, fds = client.call(_request(wanted, key, mode), timeout=within())
     if isinstance(reply, m.Mismatched) and [f.name for f in reply.fields] == [CHECKPOINT]:
         try:
             key = wanted.key(wanted.digest(digest_method(reply.fields[0].daemon)))
         except ValueError:
             raise _not_granted(reply) from None
-        reply, fds = client.call(_request(wanted, key, mode), timeout=timeout)
+        reply, fds = client.call(_request(wanted, key, mode), timeout=within())
     received.callback(_close, fds)
     if not isinstance(reply, m.Granted):
         raise _not_granted(reply)

@@ -1,6 +1,7 @@
 """Watching the daemon that granted weights, from a thread of its own, for people who read the log.
 
-Nothing depends on it: weights stay mapped whether their daemon lives or not.
+Nothing depends on it: weights stay mapped whether their daemon lives or not. Copies of weights are
+nobody's business but the engine's, so there it is not watched.
 """
 
 from __future__ import annotations

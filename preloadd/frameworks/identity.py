@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from preloadd.domain.experts import held_as
 from preloadd.domain.ids import Role
 from preloadd.domain.key import CHECKPOINT, Key, bounded, canonical
 from preloadd.domain.placement import Placement
@@ -17,6 +18,11 @@ from preloadd.domain.settings import Builder
 from preloadd.errors import CheckpointError
 
 _ROPE_FIELDS = ("rope_theta", "rope_local_base_freq", "partial_rotary_factor", "rotary_pct")
+_ROPE_TABLES = ("rope_scaling", "rope_parameters")
+_LONGEST = "max_position_embeddings"
+
+ROPE_NAMES = frozenset({*_ROPE_FIELDS, *_ROPE_TABLES, _LONGEST})
+"""What `rope_of` reads of a text model's configuration."""
 
 
 def native_key(
@@ -34,6 +40,7 @@ def native_key(
 
     `config` is the parsed `config.json`; `checkpoint` its content (`<method>:<hex>`), empty on an
     engine's side that has not read it; `dtype` a name such as `bfloat16` (see `stored_dtype`).
+    `placement` is told as `held_as` has it: any replica of a dense model matches any other.
     CheckpointError names what in `config` is not of the kind it must be.
     """
     quantization = _table(config, "quantization_config")
@@ -41,7 +48,7 @@ def native_key(
         {
             CHECKPOINT: checkpoint,
             "architecture": _architecture(config),
-            **place_fields(placement),
+            **place_fields(held_as(placement, config)),
             "role": role.value,
             "dtype": dtype,
             "quantization": canonical(str(quantization.get("quant_method", ""))),
@@ -92,20 +99,23 @@ def rope_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """Rotary position parameters of the text model, in one form whichever way the file writes them.
 
     Older files have `rope_theta` and `rope_scaling` side by side, newer ones one `rope_parameters`.
+    Where both are there and differ, as when somebody overrides the one, which of them counts is
+    the framework's business: both are told.
     """
     text = _table(config, "text_config") or config
-    found: dict[str, Any] = {
+    beside: dict[str, Any] = {
         name: text[name] for name in _ROPE_FIELDS if text.get(name) is not None
     }
-    scaling = _table(text, "rope_scaling")
-    parameters = _table(text, "rope_parameters")
-    for source in (scaling, parameters):
+    found = dict(beside)
+    for table in _ROPE_TABLES:
+        source = _table(text, table)
         found.update({name: value for name, value in source.items() if value is not None})
+    overridden = {f"{name} beside": own for name, own in beside.items() if found[name] != own}
     kind = found.pop("type", None)
     found["rope_type"] = found.get("rope_type") or kind or "default"
-    if text.get("max_position_embeddings") is not None:
-        found["max_position_embeddings"] = text["max_position_embeddings"]
-    return found
+    if text.get(_LONGEST) is not None:
+        found[_LONGEST] = text[_LONGEST]
+    return found | overridden
 
 
 def stored_dtype(config: Mapping[str, Any], stored: Callable[[], Mapping[str, int]]) -> str:

@@ -7,17 +7,20 @@ import resource
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from pathlib import Path
 
 from preloadd.config.run import RunOptions
 from preloadd.domain.access import Policy
 from preloadd.domain.ids import Instance
 from preloadd.domain.lines import one_line
+from preloadd.domain.placement import Parallel
 from preloadd.errors import ConfigError, OutOfDescriptors, OutOfRoom, PreloadError
 from preloadd.linux import paths, peers, seqpacket
 from preloadd.linux.fds import is_exhausted
 from preloadd.linux.room import room
 from preloadd.weights.checkpoint import open_checkpoint
+from preloadd.weights.native import prove_divisible
 
 FILES = 16
 """Descriptors that the launcher needs for itself, among them those for starting a child."""
@@ -87,19 +90,32 @@ def require_text(whose: str, path: Path) -> None:
         ) from error
 
 
-def require_room(model: Path, copies: int) -> None:
-    """OutOfRoom if this host has not the memory for `copies` of the model, which is to lie in it.
+def require_room(model: Path, share: Fraction) -> None:
+    """OutOfRoom if this host has not the memory for `share` of the model, which is to lie in it.
 
     Each rank looks again for its own part, but together they can want more than there is. A
     checkpoint that cannot be read is for the ranks to complain of.
     """
     try:
-        wanted = open_checkpoint(model).nbytes * copies
+        wanted = int(open_checkpoint(model).nbytes * share)
     except PreloadError:
         return
     free, limit = room()
     if wanted > free:
         raise OutOfRoom(wanted=wanted, free=free, limit=limit)
+
+
+def require_divisible(model: Path, parallel: Parallel) -> None:
+    """Raise what would keep all ranks of the native builder from holding the model between them.
+
+    UnsupportedModel, ConfigError or CheckpointError name it. A checkpoint that cannot be read is
+    for the ranks to complain of.
+    """
+    try:
+        checkpoint = open_checkpoint(model)
+    except PreloadError:
+        return
+    prove_divisible(checkpoint, parallel)
 
 
 def allow_many_files(ranks: int) -> None:

@@ -15,7 +15,8 @@ import typer
 import typer.core
 import typer.main
 
-from preloadd.config.run import RunOptions, flag, parse_run
+from preloadd.config.run import RunOptions, parse_run
+from preloadd.domain.launch import flag
 from preloadd.errors import PreloadError
 from preloadd.launcher.arguments import divide
 from preloadd.launcher.checks import allow_many_files
@@ -25,9 +26,15 @@ from preloadd.linux.fds import exhausted, is_exhausted
 
 MODEL = "Model"
 PARALLEL = "Parallelism"
+NODES = "Parallelism over several nodes: the same on each but for the numbers that say which it is"
 ENGINES = "Engines: where they find the weights, and who may have them"
 HEALTH = "Health endpoint"
 PROCESSES = "Processes"
+
+_NO_VALUE = " "
+"""Shown where options have what they take; without it, switches are told to take a bool."""
+
+_HELP = ("-h", "--help")
 
 app = typer.Typer(add_completion=False)
 
@@ -35,19 +42,22 @@ app = typer.Typer(add_completion=False)
 def main(words: Sequence[str]) -> None:
     """Run the command line and exit with the group's code."""
     command = typer.main.get_command(app)
+    asked = command.get_help_option(typer.Context(command, **command.context_settings))
+    if asked is not None:
+        asked.metavar = _NO_VALUE
     options = {
         name: not (isinstance(option, typer.core.TyperOption) and option.is_flag)
         for option in command.params
         for name in option.opts
     }
-    line = divide(words, {**options, "--help": False})
+    line = divide(words, {**options, **dict.fromkeys(_HELP, False)})
     command(line.own, prog_name="preloadd run", obj=line.engine)
 
 
 def _option(field: str, panel: str, metavar: str | None, text: str, *, short: str = "") -> object:
     """The option for `field` of RunOptions."""
     names = [flag(field), short] if short else [flag(field)]
-    return typer.Option(*names, help=text, rich_help_panel=panel, metavar=metavar or " ")
+    return typer.Option(*names, help=text, rich_help_panel=panel, metavar=metavar or _NO_VALUE)
 
 
 # None means that a flag was not given: its default is that of RunOptions.
@@ -147,9 +157,25 @@ PipelineParallelSize = Annotated[
     Texts,
     _option("pipeline_parallel_size", PARALLEL, "N", "Runs of layers. Default: 1.", short="-pp"),
 ]
+DataParallelSize = Annotated[
+    Texts,
+    _option(
+        "data_parallel_size",
+        PARALLEL,
+        "N",
+        "Replicas, each of the tensor size times the pipeline size in ranks. Default: 1.",
+        short="-dp",
+    ),
+]
 EnableExpertParallel = Annotated[
     bool,
-    _option("enable_expert_parallel", PARALLEL, None, "Deal whole experts to ranks, not slices."),
+    _option(
+        "enable_expert_parallel",
+        PARALLEL,
+        None,
+        "Deal whole experts to ranks, not slices.",
+        short="-ep",
+    ),
 ]
 ExpertPlacementStrategy = Annotated[
     Texts,
@@ -159,6 +185,88 @@ ExpertPlacementStrategy = Annotated[
         "HOW",
         "linear (in blocks) or round_robin (dealt one after the other). Default: linear.",
     ),
+]
+Nnodes = Annotated[
+    Texts,
+    _option(
+        "nnodes",
+        NODES,
+        "N",
+        "Nodes that share the group's ranks, in blocks of one size. Default: 1.",
+        short="-n",
+    ),
+]
+NodeRank = Annotated[
+    Texts, _option("node_rank", NODES, "N", "Which of them this one is, from 0.", short="-r")
+]
+DataParallelSizeLocal = Annotated[
+    Texts,
+    _option(
+        "data_parallel_size_local",
+        NODES,
+        "N",
+        "Instead of --nnodes: so many replicas are on this node. Default: all.",
+        short="-dpl",
+    ),
+]
+DataParallelStartRank = Annotated[
+    Texts,
+    _option(
+        "data_parallel_start_rank",
+        NODES,
+        "N",
+        "The number of the first of them, from 0.",
+        short="-dpr",
+    ),
+]
+MasterAddr = Annotated[
+    Texts,
+    _option(
+        "master_addr",
+        NODES,
+        "ADDRESS",
+        "The first node, as all nodes reach it: where ranks of several nodes meet.",
+    ),
+]
+DataParallelAddress = Annotated[
+    Texts,
+    _option(
+        "data_parallel_address",
+        NODES,
+        "ADDRESS",
+        "The same with several replicas. Default: --master-addr.",
+        short="-dpa",
+    ),
+]
+WeightCacheMasterPort = Annotated[
+    Texts,
+    _option(
+        "weight_cache_master_port",
+        NODES,
+        "PORT",
+        "The port there, the same on every node. Required where ranks are on several.",
+    ),
+]
+WeightCacheDraftMasterPort = Annotated[
+    Texts,
+    _option(
+        "weight_cache_draft_master_port",
+        NODES,
+        "PORT",
+        "The same for ranks of a draft. Default: --weight-cache-master-port + 1.",
+    ),
+]
+MasterPort = Annotated[
+    Texts,
+    _option(
+        "master_port",
+        NODES,
+        "PORT",
+        "The engine's, as it is given to that: no port of ours may be the same.",
+    ),
+]
+DataParallelRpcPort = Annotated[
+    Texts, _option("data_parallel_rpc_port", NODES, "PORT", "Likewise.", short="-dpp")
 ]
 SocketDir = Annotated[
     Text,
@@ -222,7 +330,16 @@ LogLevel = Annotated[
 ]
 
 
-@app.command(options_metavar="[MODEL] [OPTIONS] [VLLM'S OPTIONS]")
+@app.command(
+    options_metavar="[MODEL] [OPTIONS] [VLLM'S OPTIONS]",
+    context_settings={"help_option_names": list(_HELP)},
+    # Not a docstring, whose line breaks would be kept, whatever the width of the terminal.
+    help="Load a model once, keep its weights in memory and hand them to engines.\n\n"
+    "Runs until it is stopped (Ctrl-C, SIGTERM) or a rank fails; the weights are freed then.\n\n"
+    "With --builder vllm, options of `vllm serve` for its engine may stand anywhere on the line, "
+    "or after a --. Give those that the engines get: sizes, dtype, quantization and the like "
+    "decide what weights become.",
+)
 def run(
     context: typer.Context,
     *,
@@ -238,8 +355,19 @@ def run(
     digest: Digest = None,
     tensor_parallel_size: TensorParallelSize = None,
     pipeline_parallel_size: PipelineParallelSize = None,
+    data_parallel_size: DataParallelSize = None,
     enable_expert_parallel: EnableExpertParallel = False,
     expert_placement_strategy: ExpertPlacementStrategy = None,
+    nnodes: Nnodes = None,
+    node_rank: NodeRank = None,
+    data_parallel_size_local: DataParallelSizeLocal = None,
+    data_parallel_start_rank: DataParallelStartRank = None,
+    master_addr: MasterAddr = None,
+    data_parallel_address: DataParallelAddress = None,
+    weight_cache_master_port: WeightCacheMasterPort = None,
+    weight_cache_draft_master_port: WeightCacheDraftMasterPort = None,
+    master_port: MasterPort = None,
+    data_parallel_rpc_port: DataParallelRpcPort = None,
     weight_cache_socket_dir: SocketDir = None,
     access_group: AccessGroup = None,
     access_user: AccessUser = None,
@@ -249,14 +377,6 @@ def run(
     python: Python = None,
     log_level: LogLevel = None,
 ) -> None:
-    """Load a model once, keep its weights in memory and hand them to engines.
-
-    Runs until it is stopped (Ctrl-C, SIGTERM) or a rank fails; the weights are freed then.
-
-    With --builder vllm, options of `vllm serve` for its engine may stand anywhere on the line, or
-    after a --. Give those that the engines get: sizes, dtype, quantization and the like decide
-    what weights become.
-    """
     # Every parameter is read through the context: their names are the fields of RunOptions.
     given = {name: value for name, value in context.params.items() if value not in (None, ())}
     try:
@@ -269,7 +389,7 @@ def run(
 
 def _serve(options: RunOptions) -> int:
     """Run the group until it ends; the exit code. PreloadError."""
-    allow_many_files(options.parallel.world * (2 if options.drafted else 1))
+    allow_many_files(len(options.ranks) * (2 if options.drafted else 1))
     try:
         return anyio.run(Start(options, dict(os.environ), make_display(sys.stdout)).run)
     except OSError as error:

@@ -27,7 +27,7 @@ async def find(options: RunOptions, look: Look, environ: Mapping[str, str]) -> C
     GPU that is not named as one, and where nobody can look: there may be GPUs all the same.
     """
     if options.memory == "host":
-        return on_host(options.parallel.world)
+        return on_host(len(options.ranks))
     require_names(options.gpus)
     first = await look(environ)
     others = [await look(each) for each in further_looks(first, options.gpus, environ)]
@@ -63,9 +63,9 @@ def _misnamed(name: str, *, alone: bool) -> str:
     return ""
 
 
-def on_host(world: int, why: str = "") -> Chosen:
+def on_host(ranks: int, why: str = "") -> Chosen:
     """Host memory for so many ranks."""
-    devices = tuple(DeviceId(f"CPU-{rank}") for rank in range(world))
+    devices = tuple(DeviceId(f"CPU-{rank}") for rank in range(ranks))
     return Chosen(Memory.HOST, devices, f"host memory{f' ({why})' if why else ''}")
 
 
@@ -91,9 +91,9 @@ def judge(options: RunOptions, probe: Probe) -> Chosen:
         if options.builder is Builder.VLLM:
             # Whoever counts on a GPU would wait for vLLM on a CPU, and have weights for that alone.
             raise NoSuchDevice(f"no CUDA GPU answers: {_problem(probe)}; {_NO_REMEDY}")
-        return on_host(options.parallel.world, f"no CUDA GPU answers: {_problem(probe)}")
+        return on_host(len(options.ranks), f"no CUDA GPU answers: {_problem(probe)}")
     try:
-        devices = choose(probe, options.gpus, options.parallel.world)
+        devices = choose(probe, options.gpus, len(options.ranks))
     except NoSuchDevice as error:
         raise NoSuchDevice(_refused(str(error), options, probe)) from None
     by_id = {device.id: device for device in probe.devices}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from preloadd.domain.lines import one_line
 from preloadd.errors import EXIT_STATUS, ErrorCode, LoaderFailed, ModelNotFound
 from preloadd.launcher.policy import describe
 from preloadd.launcher.progress import Display
@@ -52,11 +53,13 @@ def may_fetch(model: str, environ: Mapping[str, str]) -> bool:
 
 
 async def _fetch(command: Sequence[str], environ: Mapping[str, str]) -> Path:
-    """Run `command` and return the folder that it prints last."""
+    """Run `command` and return the folder that it prints last, or else why there is none."""
     found = await answer(command, environ)
     status = found.status
     lines = found.said.decode(errors="replace").splitlines()
     folder = Path(lines[-1].strip()) if lines else None
+    if status and lines:
+        raise LoaderFailed(f"{command[-3]} could not be fetched: {one_line(lines[-1])}", status)
     if status or folder is None or not folder.is_dir():
         raise LoaderFailed(
             f"{command[-3]} could not be fetched: the download {describe(status)} (its own words "

@@ -16,12 +16,13 @@ import anyio
 from preloadd.config.run import Chosen, RunOptions, rank_settings
 from preloadd.domain.ids import Instance
 from preloadd.domain.lines import one_line
-from preloadd.domain.settings import Memory, RankSettings
+from preloadd.domain.settings import Builder, Memory, RankSettings
 from preloadd.errors import PreloadError
 from preloadd.launcher import devices, model
 from preloadd.launcher.checks import (
     find_python,
     prepare_socket_dir,
+    require_divisible,
     require_room,
     require_text,
 )
@@ -115,12 +116,11 @@ class Start:
         if folders is None:
             return None
         folder, draft = folders[0], folders[1] if len(folders) > 1 else None
+        if self.options.builder is Builder.NATIVE:
+            require_divisible(folder, self.options.parallel)
         if chosen.memory is Memory.HOST:
-            require_room(folder, self.options.parallel.data)
-        beside = f" and its draft {one_line(draft)}" if draft else ""
-        if (said := self.options.speculation) is not None and said.why_not_held:
-            self.display.say(f"the draft has no ranks: {one_line(said.why_not_held)}")
-        self.display.say(f"loading {one_line(folder)}{beside} into {one_line(chosen.told)}")
+            require_room(folder, self.options.share)
+        self._tell(chosen, folder, draft)
         ranks = rank_settings(
             self.options,
             chosen,
@@ -138,6 +138,19 @@ class Start:
             health=self._health(listener, socket_dir, instances, owned),
             reaps_orphans=True,
         )
+
+    def _tell(self, chosen: Chosen, folder: Path, draft: Path | None) -> None:
+        """Say what is about to begin."""
+        beside = f" and its draft {one_line(draft)}" if draft else ""
+        if (said := self.options.speculation) is not None and said.why_not_held:
+            self.display.say(f"the draft has no ranks: {one_line(said.why_not_held)}")
+        self.display.say(f"loading {one_line(folder)}{beside} into {one_line(chosen.told)}")
+        if (node := self.options.node(chosen)).count > 1:
+            here, met = node.ranks, node.meeting
+            self.display.say(
+                f"ranks {here.start} to {here[-1]} of {node.parallel.world} are here; all meet at "
+                f"{one_line(met.address)} port {met.port}"
+            )
 
     def _models(self) -> Iterator[_Named]:
         """The target, and the draft if ranks hold one that has a checkpoint of its own."""

@@ -23,7 +23,7 @@ try:
     import blake3  # noqa: F401
     import msgspec
 except ImportError as error:
-    sys.exit(lacking(error, sys.argv[1:], sys.stdout, sys.stderr))
+    sys.exit(lacking(error, sys.argv[1:], os.environ, sys.stdout, sys.stderr))
 
 from preloadd.domain.devices import Probe
 from preloadd.domain.settings import Memory, RankSettings
@@ -69,7 +69,8 @@ def _fetch(model: str, revision: str) -> int:
     try:
         sys.stdout.write(f"{fetch(model, revision)}\n")
     except PreloadError as error:
-        log.error("%s", error)  # noqa: TRY400 - the text is for people
+        # To whoever asked, who has more to say.
+        sys.stdout.write(f"{error}\n")
         return error.exit_status
     return 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from preloadd.errors import ModelNotFound
+from preloadd.loader.needs import PLACES, lacks
 
 WANTED = ("*.safetensors", "*.json", "*.model", "*.txt", "*.jinja")
 """Weights, configuration and tokenizer; no other formats of the same weights."""
@@ -18,8 +19,8 @@ def fetch(model: str, revision: str) -> str:
         from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
     except ImportError as error:
         raise ModelNotFound(
-            f"{model} is not in the Hugging Face cache, and this Python has no huggingface_hub to "
-            "download it with: install huggingface_hub, or give a local folder"
+            f"{model} is not in the Hugging Face cache, and to download it {lacks(error)}: install "
+            f"it there, name another interpreter ({PLACES}), or give a local folder"
         ) from error
     try:
         return str(snapshot_download(model, revision=revision or None, allow_patterns=list(WANTED)))

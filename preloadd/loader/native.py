@@ -15,7 +15,8 @@ from preloadd.loader.source import OpenFile, opened_direct
 from preloadd.memory.api import PIECE
 from preloadd.weights.checkpoint import Checkpoint, config_of, open_checkpoint
 from preloadd.weights.checkpoint.reading import unchanged
-from preloadd.weights.plan import ArenaPlan, Run, Source, pack, select
+from preloadd.weights.native import sources_of
+from preloadd.weights.plan import ArenaPlan, Run, pack, select
 
 
 class Native:
@@ -29,17 +30,7 @@ class Native:
         self._role = settings.parsed_instance.role
         self._settings = settings
         self.checkpoint: Checkpoint = open_checkpoint(Path(self.model.path))
-        numbers = {shard.path: number for number, shard in enumerate(self.checkpoint.shards)}
-        sources = {
-            name: Source(
-                file=numbers[stored.shard.path],
-                dtype=stored.info.dtype,
-                shape=stored.info.shape,
-                start=stored.info.start,
-                nbytes=stored.info.nbytes,
-            )
-            for name, stored in self.checkpoint.tensors.items()
-        }
+        sources = sources_of(self.checkpoint)
         with config_of(self.checkpoint.folder):
             slices = select(sources, self.checkpoint.config, self.model.placement)
         self.plan: ArenaPlan = pack(slices, self.model.chunk_bytes, granularity)

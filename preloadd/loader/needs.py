@@ -7,25 +7,71 @@ than Python itself.
 from __future__ import annotations
 
 import json
+import os
+import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import TextIO
 
 from preloadd.errors import ConfigError
+from preloadd.linux.passed import inherited
 
 PACKAGES = ("blake3", "msgspec")
-PROBE = "--probe"  # as in transport.probe, which needs more
+PLACES = "--python, or `python` in the group's file"
+"""Where people name the interpreter."""
+
+# These as in transport.probe, protocol.messages and protocol.codec, which need more.
+PROBE = "--probe"
+_LINK = "link"
+_VERSION = 1
 
 
-def lacking(error: ImportError, arguments: Sequence[str], out: TextIO, err: TextIO) -> int:
-    """Say what is missing; the exit status. To who only asks for GPUs, that is an answer."""
+def lacks(error: ImportError) -> str:
+    """What this Python lacks, by its name and that of the package."""
+    if isinstance(error, ModuleNotFoundError) and error.name and "." not in error.name:
+        return f"{sys.executable} lacks the package {error.name}"
+    return f"{sys.executable} cannot import what that needs ({error})"
+
+
+def lacking(
+    error: ImportError,
+    arguments: Sequence[str],
+    environ: Mapping[str, str],
+    out: TextIO,
+    err: TextIO,
+) -> int:
+    """Say what is missing to whoever asked: the rank, a launcher, people. The exit status.
+
+    To who only asks for GPUs, that is an answer.
+    """
     why = (
         f"{sys.executable} cannot run a loader ({error}): install the packages "
-        f"{' and '.join(PACKAGES)} into it, or name another interpreter (--python, or `python` in "
-        "the group's file)"
+        f"{' and '.join(PACKAGES)} into it, or name another interpreter ({PLACES})"
     )
-    if list(arguments) == [PROBE]:
-        out.write(f"{json.dumps({'problem': why, 'answered': False})}\n")
-        return 0
-    err.write(f"preloadd-loader: {why}\n")
-    return ConfigError().exit_status
+    status = ConfigError().exit_status
+    match [*arguments]:
+        case [probe] if probe == PROBE:
+            out.write(f"{json.dumps({'problem': why, 'answered': False})}\n")
+            return 0
+        case ["fetch", *_]:
+            out.write(f"{why}\n")
+        case [] if links := inherited(environ, os.getpid()).get(_LINK):
+            with socket.socket(fileno=links[0].take()) as link, suppress(OSError):
+                link.send(failed(why))
+        case _:
+            err.write(f"preloadd-loader: {why}\n")
+    return status
+
+
+def failed(why: str) -> bytes:
+    """The packet by which a rank is told that there will be no weights, made by hand."""
+    fields = {"type": "failed", "code": ConfigError.code.value, "detail": why}
+    texts = [_packed(text) for field in fields.items() for text in field]
+    return bytes([_VERSION, 0x80 | len(fields)]) + b"".join(texts)
+
+
+def _packed(text: str) -> bytes:
+    """A text in msgpack, with its length in two bytes."""
+    data = text.encode(errors="backslashreplace")
+    return b"\xda" + len(data).to_bytes(2, "big") + data

@@ -13,11 +13,12 @@ from preloadd.domain.recipe import LAYOUT, recipe_of
 from preloadd.domain.settings import Builder, RankSettings, Reader
 from preloadd.errors import ConfigError, OutOfRoom
 from preloadd.loader.filling import Filled, fill
+from preloadd.loader.identifying import identify
 from preloadd.loader.native import Native
-from preloadd.loader.report import Reporter, Tally
+from preloadd.loader.needs import PLACES, lacks
+from preloadd.loader.report import Reporter
 from preloadd.memory.api import Filler
 from preloadd.protocol import payload
-from preloadd.weights.checkpoint import content
 
 
 def load(
@@ -42,10 +43,13 @@ def _load_native(
     reporter.progress("opening")
     native = Native(settings, filler.granularity)
     _require_room(filler, native.plan.arena_nbytes)
+    digest = ""
+    if settings.rendezvous is not None:
+        digest = identify(native.checkpoint, settings.model.digest, digest_cache, reporter)
+        reporter.identified(native.key(digest))
     filled = _fill(settings.model.reader, native, filler, reporter)
-    told = Tally(reporter, "identifying", native.checkpoint.nbytes)
-    told(0)
-    digest = content(native.checkpoint, settings.model.digest, digest_cache, progress=told)
+    # Otherwise not before: the files are in the page cache now.
+    digest = digest or identify(native.checkpoint, settings.model.digest, digest_cache, reporter)
     return _manifest(settings, native, digest, filled, started)
 
 
@@ -56,8 +60,8 @@ def _load_vllm(
         from preloadd.loader.vllm import build
     except ImportError as error:
         raise ConfigError(
-            f'builder is "vllm", which this Python does not have ({error}): name the interpreter '
-            "of the engine, in the group's `python` or by --python"
+            f'builder is "vllm", and {lacks(error)}: install it there, or name the interpreter of '
+            f"the engine ({PLACES})"
         ) from error
     return build.load(settings, filler, reporter, digest_cache=digest_cache)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from preloadd.domain.key import Key
 from preloadd.errors import PreloadError, ProtocolViolation
 from preloadd.linux.memfd import sealed_bytes
 from preloadd.memory.api import WritableChunk
@@ -11,6 +12,7 @@ from preloadd.protocol import codec
 from preloadd.protocol.messages import (
     ChunkFilled,
     Failed,
+    Identified,
     ManifestWritten,
     Order,
     Progress,
@@ -32,11 +34,22 @@ class Reporter:
 
     def order(self) -> Order:
         """What the rank wants loaded; ProtocolViolation if it says something else."""
+        return codec.decode_order(self._heard("said what to load"))
+
+    def identified(self, key: Key) -> None:
+        """Tell the key of what would be loaded; returns when all ranks agree on it.
+
+        ProtocolViolation if the rank says something else; it ends this process if they disagree.
+        """
+        self._link.send(codec.encode(Identified(key=key)))
+        codec.decode_proceed(self._heard("let this load proceed"))
+
+    def _heard(self, due: str) -> bytes:
         packet = self._link.receive()
         packet.close()
         if packet.eof:
-            raise ProtocolViolation("the rank is gone before it said what to load")
-        return codec.decode_order(packet.data)
+            raise ProtocolViolation(f"the rank is gone before it {due}")
+        return packet.data
 
     def progress(self, phase: str, done: int = 0, total: int = 0) -> None:
         """Tell how many bytes of this phase are done, unless that was just told."""

@@ -24,6 +24,7 @@ from preloadd.protocol.messages import (
     Mismatched,
     NotAvailable,
     Order,
+    Proceed,
     Refused,
     Reply,
     Request,
@@ -31,6 +32,7 @@ from preloadd.protocol.messages import (
 )
 
 M = TypeVar("M")
+C = TypeVar("C", Order, Proceed)
 
 TOLD = 512
 """Characters of a value or an explanation that are told to a peer."""
@@ -38,7 +40,8 @@ TOLD = 512
 _encoder = msgspec.msgpack.Encoder()
 _requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
 _replies: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
-_orders: msgspec.msgpack.Decoder[Order] = msgspec.msgpack.Decoder(Order)
+# Of one kind alone msgspec takes a message without its tag, so that an empty map would be one.
+_commands: msgspec.msgpack.Decoder[Order | Proceed] = msgspec.msgpack.Decoder(Order | Proceed)
 _reports: msgspec.msgpack.Decoder[LoaderReport] = msgspec.msgpack.Decoder(LoaderReport)
 
 
@@ -74,7 +77,12 @@ def decode_reply(data: bytes) -> Reply:
 
 def decode_order(data: bytes) -> Order:
     """The order to a loader in the packet `data`, or ProtocolViolation."""
-    return _decode(_orders, data, "an order")
+    return _command(data, Order, "an order")
+
+
+def decode_proceed(data: bytes) -> Proceed:
+    """The leave to fill memory in the packet `data`, or ProtocolViolation."""
+    return _command(data, Proceed, "the leave to proceed")
 
 
 def decode_report(data: bytes) -> LoaderReport:
@@ -100,6 +108,15 @@ def _packet(message: Message) -> bytes:
         return bytes((VERSION,)) + _encoder.encode(message)
     except UnicodeEncodeError as error:
         raise ProtocolViolation(f"{tag(message)} holds text that is not Unicode: {error}") from None
+
+
+def _command(data: bytes, kind: type[C], expected: str) -> C:
+    command = _decode(_commands, data, expected)
+    if not isinstance(command, kind):
+        raise ProtocolViolation(
+            f"the packet is not {expected}: Invalid value {tag(command)!r} - at `$.type`"
+        )
+    return command
 
 
 def _decode(decoder: msgspec.msgpack.Decoder[M], data: bytes, expected: str) -> M:

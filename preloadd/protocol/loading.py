@@ -13,6 +13,7 @@ from preloadd.protocol import codec, payload
 from preloadd.protocol.messages import (
     ChunkFilled,
     Failed,
+    Identified,
     LoaderReport,
     ManifestWritten,
     Progress,
@@ -39,11 +40,16 @@ class Load(Generic[H]):
 
 
 class LoadReceiver(Generic[H]):
-    """Takes every handle it is given, and keeps it until `take` or `release` hands it back."""
+    """Takes every handle it is given, and keeps it until `take` or `release` hands it back.
 
-    def __init__(self) -> None:
+    Where ranks meet first (`meets`), a loader may fill nothing before it is let `proceed`.
+    """
+
+    def __init__(self, *, meets: bool = False) -> None:
         self.phase = LoadPhase.LOADING
         self.failure: Failed | None = None
+        self._identified = False
+        self._may_fill = not meets
         self._chunks: list[tuple[H, int]] = []
         self._manifest: tuple[H, int] | None = None
         self._spoiled: list[H] = []
@@ -61,6 +67,10 @@ class LoadReceiver(Generic[H]):
             raise
         self._keep(report, handles)
         return report
+
+    def proceed(self) -> None:
+        """The loader is told to go on."""
+        self._may_fill = True
 
     def receive_eof(self) -> None:
         """The loader is gone; without a manifest the load has failed."""
@@ -100,6 +110,9 @@ class LoadReceiver(Generic[H]):
         if self.phase is LoadPhase.FAILED:
             return "the load has failed already"
         match report:
+            case Identified():
+                again = self._identified or self._chunks or self.phase is LoadPhase.COMPLETE
+                return "it comes once, before all chunks" if again else None
             case Progress():
                 return None if min(report.done, report.total) >= 0 else "negative bytes"
             case ChunkFilled():
@@ -112,6 +125,8 @@ class LoadReceiver(Generic[H]):
     def _chunk_fault(self, chunk: ChunkFilled) -> str | None:
         if self.phase is LoadPhase.COMPLETE:
             return "the manifest came before it"
+        if not self._may_fill:
+            return "nobody has let the loader proceed"
         if chunk.index != len(self._chunks) or chunk.index >= MAX_CHUNKS:
             return f"index {chunk.index} after {len(self._chunks)} chunks of at most {MAX_CHUNKS}"
         return None if chunk.nbytes > 0 else f"{chunk.nbytes} bytes"
@@ -130,5 +145,7 @@ class LoadReceiver(Generic[H]):
                 self._manifest, self.phase = (handles[0], report.nbytes), LoadPhase.COMPLETE
             case Failed():
                 self.failure, self.phase = report, LoadPhase.FAILED
+            case Identified():
+                self._identified = True
             case Progress():
                 pass

@@ -217,6 +217,19 @@ class Order(Message, frozen=True, tag="order"):
     settings: RankSettings
 
 
+class Identified(Message, frozen=True, tag="identified"):
+    """Loader to rank, before it fills anything: the key of what it would load.
+
+    Only where ranks meet first (`RankSettings.rendezvous`). The loader waits for `Proceed`.
+    """
+
+    key: dict[str, str]
+
+
+class Proceed(Message, frozen=True, tag="proceed"):
+    """Rank to loader: all ranks agree on what it has identified."""
+
+
 class Progress(Message, frozen=True, tag="progress"):
     """Loader to rank: bytes done of total in this phase; also the sign of life."""
 
@@ -245,4 +258,4 @@ class Failed(Message, frozen=True, tag="failed"):
     detail: str
 
 
-LoaderReport = Progress | ChunkFilled | ManifestWritten | Failed
+LoaderReport = Identified | Progress | ChunkFilled | ManifestWritten | Failed

@@ -8,6 +8,7 @@ import signal
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -32,6 +33,7 @@ from preloadd.rank.fellows import Fellows
 from preloadd.rank.generation import Generation
 from preloadd.rank.loading import Loader
 from preloadd.rank.parking import LISTENER, PROFILING, RELEASED, Parking, parked_profiling
+from preloadd.rank.rendezvous import Presence
 from preloadd.rank.service import Service
 from preloadd.rank.session import Desk
 from preloadd.transport.aio import Limits
@@ -75,6 +77,8 @@ class Daemon:
         self._fellows = Fellows(
             {name: folder / name / Instance.parse(name).socket_name for name in settings.peers}
         )
+        place = settings.rendezvous
+        self._presence = Presence(settings, place, self._progressed) if place else None
         self._desk = Desk(self._service, policy, self._fellows)
         deadlines = settings.deadlines
         limits = Limits(deadlines.speak, deadlines.send, settings.max_connections)
@@ -95,6 +99,8 @@ class Daemon:
             tasks.start_soon(self._stop_on_signal, tasks.cancel_scope)
             tasks.start_soon(self._parking.work)
             tasks.start_soon(self._fellows.follow)
+            if self._presence is not None:
+                tasks.start_soon(self._presence.work)
             self._take_up_gpu(parked.pop(PARKED, []), tasks, undo)
             if self._watchdog_s is not None:
                 tasks.start_soon(self._show_life, self._watchdog_s)
@@ -127,6 +133,8 @@ class Daemon:
             self._parking.drop([RELEASED] if released else [])
             self._service.adopted(adoption.generation)
             manifest = adoption.generation.manifest
+            if self._presence is not None:
+                self._presence.serves(manifest.key)
             adopting.info("adopted generation %s: %d tensors", manifest.generation, len(manifest))
             self._notifier.status(f"serving {self._settings.model.name} (adopted)")
         elif released:
@@ -176,7 +184,8 @@ class Daemon:
         """A new generation that is parked. What was evicted is gone before: two rarely fit."""
         if evicted:
             await self._parking.settle()
-        generation = await self._loader.load(self._settings, self._progressed)
+        load = partial(self._loader.load, self._settings, self._progressed)
+        generation = await (load() if self._presence is None else self._presence.hold(load))
         try:
             await self._parking.commit(generation)
         except OSError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
@@ -19,7 +19,7 @@ from preloadd.linux.process import NOT_STARTED, Child, spawn
 from preloadd.memory.api import Keeper
 from preloadd.protocol import codec, payload
 from preloadd.protocol.loading import LoadPhase, LoadReceiver
-from preloadd.protocol.messages import LINK, Failed, Order, Progress
+from preloadd.protocol.messages import LINK, Failed, Identified, Order, Proceed, Progress
 from preloadd.rank.generation import Generation
 from preloadd.transport.aio import Link
 
@@ -32,6 +32,8 @@ _GONE_S = 5.0
 _POLL_S = 0.01
 
 OnProgress = Callable[[Progress], None]
+Agree = Callable[[Mapping[str, str]], Awaitable[None]]
+"""Returns once what has this key may be filled in; it may never do so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +50,13 @@ class Loader:
     on_loaded: Callable[[Generation], None] = lambda _: None
     renewed: Callable[[RankSettings], RankSettings] = lambda settings: settings
 
-    async def load(self, settings: RankSettings, on_progress: OnProgress) -> Generation:
+    async def load(
+        self, settings: RankSettings, on_progress: OnProgress, agree: Agree | None = None
+    ) -> Generation:
         """A new generation, sealed; the caller owns it.
 
-        LoaderFailed carries the loader's own exit status. Cancelling ends the loader first.
+        Where ranks meet first, `agree` has them do so. LoaderFailed carries the loader's own exit
+        status. Cancelling ends the loader first.
         """
         ours, theirs = seqpacket.pair()
         link = Link(ours)
@@ -66,13 +71,13 @@ class Loader:
                     parent_death_signal=signal.SIGKILL,
                 )
             undo.callback(child.close)
-            receiver = LoadReceiver[OwnedFd]()
+            receiver = LoadReceiver[OwnedFd](meets=agree is not None)
             undo.callback(_close_all, receiver)
             try:
                 # A loader that ended at once is heard hanging up.
                 with suppress(OSError):
                     await link.send(codec.encode(Order(settings=self.renewed(settings))))
-                await _listen(link, receiver, on_progress, settings.deadlines.silence)
+                await _listen(link, receiver, on_progress, settings.deadlines.silence, agree)
                 await _ended(child, _EXIT_S)
             finally:
                 with anyio.CancelScope(shield=True):
@@ -89,7 +94,11 @@ class Loader:
 
 
 async def _listen(
-    link: Link, receiver: LoadReceiver[OwnedFd], on_progress: OnProgress, silence: float
+    link: Link,
+    receiver: LoadReceiver[OwnedFd],
+    on_progress: OnProgress,
+    silence: float,
+    agree: Agree | None,
 ) -> None:
     """Take reports until the loader hangs up; LoaderFailed when it breaks the rules.
 
@@ -110,11 +119,33 @@ async def _listen(
             raise LoaderFailed(why, 128 + signal.SIGKILL) from None
         except (ProtocolViolation, OutOfDescriptors) as error:
             raise LoaderFailed(f"the loader was ended: {error}", error.exit_status) from error
+        if isinstance(report, Identified) and agree is not None:
+            await _let_go(link, receiver, agree, report.key)
         if report != told:
             deadline = anyio.current_time() + silence
             if isinstance(report, Progress):
                 told = report
                 on_progress(report)
+
+
+async def _let_go(
+    link: Link, receiver: LoadReceiver[OwnedFd], agree: Agree, key: Mapping[str, str]
+) -> None:
+    """Have the loader proceed once all agree. It is silent until then: what comes is its end."""
+    with anyio.CancelScope() as waiting:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_cancel_when_readable, link, waiting)
+            await agree(key)
+            tasks.cancel_scope.cancel()
+    if not waiting.cancelled_caught:
+        receiver.proceed()
+        with suppress(OSError):
+            await link.send(codec.encode(Proceed()))
+
+
+async def _cancel_when_readable(link: Link, waiting: anyio.CancelScope) -> None:
+    await anyio.wait_readable(link.socket)
+    waiting.cancel()
 
 
 async def _ended(child: Child, grace: float) -> None:

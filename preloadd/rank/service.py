@@ -55,6 +55,7 @@ class Service:
         self._ready_s = 0.0
         self._leases: dict[LeaseId, Lease] = {}
         self._profilers = Profilers(settings.deadlines.profiling)
+        self._believed: dict[LeaseId, float] = {}
         self._quieter = anyio.Event()
         self._changed = anyio.Event()
         self._progress = m.Progress(phase="")
@@ -187,24 +188,43 @@ class Service:
         if self._leases.pop(lease.id, None) is not None:
             self._parking.drop_lease(lease)
             self._profiled(lease.id)
+            self._believed.pop(lease.id, None)
 
     def profiling(self, lease: Lease | None, *, active: bool) -> m.Done | m.Refused:
-        """A client says whether it measures how much memory is free; believed for a while."""
+        """A client says whether it measures how much memory is free.
+
+        It is believed for a while from when it said so first, however often it does, or it could
+        keep others from freeing any for ever.
+        """
         if lease is None:
             return m.Refused(
                 code=ErrorCode.UNAVAILABLE,
                 detail="only an engine that holds weights is waited for: attach first",
             )
         self._profiled(lease.id)
-        if active:
-            until = self._profilers.begin(lease.id, self._clock())
-            self._parking.mark_profiling(lease.id, until)
+        if not active:
+            return m.Done()
+        now = self._clock()
+        until = self._believed.get(lease.id)
+        if until is None:
+            until = self._believed[lease.id] = self._profilers.begin(lease.id, now)
+        elif until > now:
+            self._profilers.resume(lease.id, until, now)
+        else:
+            return m.Refused(
+                code=ErrorCode.UNAVAILABLE,
+                detail=f"this engine was spared for {self.settings.deadlines.profiling:g} s, which "
+                "is all there is for one lease",
+            )
+        self._parking.mark_profiling(lease.id, until)
         return m.Done()
 
     def profiling_resumed(self, lease: LeaseId, until: float) -> bool:
         """Believe what a lease told an earlier daemon; False if there is no such lease."""
         if lease in self._leases:
-            self._profilers.resume(lease, until, self._clock())
+            now = self._clock()
+            self._profilers.resume(lease, until, now)
+            self._believed[lease] = min(until, now + self.settings.deadlines.profiling)
         return lease in self._leases
 
     def profilers(self, asker: LeaseId | None = None) -> list[Lease]:

@@ -9,6 +9,7 @@ import argparse
 import logging
 import os
 import platform
+import secrets
 import signal
 import socket
 import sys
@@ -18,6 +19,7 @@ from pathlib import Path
 
 import anyio
 import uvicorn
+from fastapi import FastAPI
 
 from preloadd.errors import ConfigError, PreloadError
 from preloadd.linux import logs
@@ -26,6 +28,7 @@ from preloadd.linux.passed import inherited
 from preloadd.supervisor import devices, nvml
 from preloadd.supervisor.app import create_app
 from preloadd.supervisor.lookout import Lookout
+from preloadd.supervisor.peers import Peers
 from preloadd.supervisor.setup import Setup, setup
 from preloadd.supervisor.verdict import judge
 
@@ -59,25 +62,37 @@ def main(arguments: Sequence[str] | None = None) -> int:
         binding = nvml.load()
         if binding is not None:
             samples["the GPU driver"] = nvml.Gpus(binding)
+        identity = secrets.token_hex(16)
+        pace = made.pace
         lookout = Lookout(
-            made.socket_dir, made.roster, pace=made.pace, units=made.units, samples=samples
+            made.socket_dir,
+            made.roster,
+            pace=pace,
+            units=made.units,
+            samples=samples,
+            peers=Peers(
+                made.peers, identity=identity, timeout=pace.overdue, pause=pace.surroundings
+            ),
         )
-        return _run(lookout, listener, notifier)
+        app = create_app(lookout.look, host=platform.node(), identity=identity)
+        return _run(app, lookout, listener, notifier)
 
 
-def _run(lookout: Lookout, listener: socket.socket, notifier: Notifier) -> int:
+def _run(app: FastAPI, lookout: Lookout, listener: socket.socket, notifier: Notifier) -> int:
     try:
-        anyio.run(_serve, lookout, listener, notifier)
+        anyio.run(_serve, app, lookout, listener, notifier)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     return 0
 
 
-async def _serve(lookout: Lookout, listener: socket.socket, notifier: Notifier) -> None:
+async def _serve(
+    app: FastAPI, lookout: Lookout, listener: socket.socket, notifier: Notifier
+) -> None:
     """Serve until a signal comes. A fault in what goes on beside that ends it as well."""
     server = uvicorn.Server(
         uvicorn.Config(
-            create_app(lookout.look, host=platform.node()),
+            app,
             log_config=None,
             log_level="warning",
             access_log=False,
@@ -134,6 +149,13 @@ def _parser() -> argparse.ArgumentParser:
         default=[],
         metavar="INSTANCE",
         help="a rank to watch, such as CPU-0; may be repeated; default: those that are found",
+    )
+    parser.add_argument(
+        "--peer",
+        action="append",
+        default=[],
+        metavar="HOST:PORT",
+        help="the supervisor of another node, to be told of as well; may be repeated",
     )
     parser.add_argument("--host", help="address to serve on")
     parser.add_argument("--port", type=int)

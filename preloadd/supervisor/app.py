@@ -12,7 +12,7 @@ from fastapi.responses import HTMLResponse, JSONResponse, Response
 from fastapi.routing import APIRoute
 
 from preloadd import __version__
-from preloadd.supervisor import metrics, models, page
+from preloadd.supervisor import introduction, metrics, models, page
 from preloadd.supervisor.lookout import View
 from preloadd.supervisor.verdict import groups, judge
 
@@ -27,11 +27,12 @@ _DESCRIPTION = (
 )
 
 
-def create_app(look: Look, *, host: str = "") -> FastAPI:
+def create_app(look: Look, *, host: str = "", identity: str = "") -> FastAPI:
     """The application over `look`. Nobody is looked at for `/livez`.
 
     `/healthz` tells everything about every rank; `/readyz` decides alike and tells only why not.
-    `host` names this host to people.
+    Other nodes are told of apart, and decide nothing. `host` names this host to people, `identity`
+    this process to other supervisors.
     """
     app = FastAPI(
         title="preloadd",
@@ -42,6 +43,7 @@ def create_app(look: Look, *, host: str = "") -> FastAPI:
     )
     _add_health(app, look)
     _add_lists(app, look)
+    _add_nodes(app, look, host, identity)
     _add_metrics(app, look)
     _add_page(app, look, host)
     _answer_head(app)
@@ -94,6 +96,21 @@ def _add_lists(app: FastAPI, look: Look) -> None:
     async def list_events() -> models.Events:
         """What happened to the ranks, newest first."""
         return models.Events(events=tuple(map(models.EventTold.of, (await look()).happenings)))
+
+
+def _add_nodes(app: FastAPI, look: Look, host: str, identity: str) -> None:
+    @app.get(introduction.PATH, tags=["v1"])
+    async def introduce() -> introduction.NodeIntroduced:
+        """This node in short, as the supervisors of others ask for it."""
+        ranks = (await look()).ranks
+        return introduction.NodeIntroduced.of(
+            ranks, identity=identity, host=host, version=__version__
+        )
+
+    @app.get("/v1/peers", tags=["v1"])
+    async def list_peers(group: str | None = None) -> models.Peers:
+        """Other nodes as they are known here; with `group`, without their other groups."""
+        return models.Peers.of((await look()).peers, group)
 
 
 def _add_metrics(app: FastAPI, look: Look) -> None:

@@ -25,6 +25,8 @@ from preloadd.protocol.messages import Reason, StatusTold
 from preloadd.supervisor.devices import Device, Sample
 from preloadd.supervisor.history import KEPT, Happening, History
 from preloadd.supervisor.line import Line
+from preloadd.supervisor.nodes import Peer
+from preloadd.supervisor.peers import Peers
 from preloadd.supervisor.roster import Expected, Wanted, socket_path
 from preloadd.supervisor.snapshots import Record
 from preloadd.supervisor.sources import Source
@@ -43,6 +45,7 @@ class View:
     """Everything that is known now. Happenings are newest first.
 
     `trouble` is the configuration's; `silent` has a line for each other source that tells nothing.
+    `peers` are other nodes, which decide nothing here.
     """
 
     at: datetime
@@ -51,6 +54,7 @@ class View:
     devices: tuple[Device, ...] = ()
     trouble: str = ""
     silent: tuple[str, ...] = ()
+    peers: tuple[Peer, ...] = ()
 
     @property
     def troubles(self) -> str:
@@ -71,7 +75,7 @@ class Pace:
 
 
 class Lookout:
-    """Watches ranks below `socket_dir`: `watch` for ever, `look` at any time.
+    """Watches ranks below `socket_dir`, and `peers`: `watch` for ever, `look` at any time.
 
     `roster`, `units` and `samples` (by name) may block for as long as they like: then what they
     told last still holds, and whoever looks is told so.
@@ -85,6 +89,7 @@ class Lookout:
         pace: Pace | None = None,
         units: Units | None = None,
         samples: Mapping[str, Sample] | None = None,
+        peers: Peers | None = None,
     ) -> None:
         self._socket_dir = socket_dir
         self._pace = pace or Pace()
@@ -93,6 +98,7 @@ class Lookout:
         self._devices: list[Source[Sequence[Device]]] = [
             Source(name, sample, ()) for name, sample in (samples or {}).items()
         ]
+        self._peers = peers
         self._posts: dict[Expected, _Post] = {}
         self._ranks: dict[Expected, None] = {}
         self._happenings: deque[Happening] = deque(maxlen=KEPT)
@@ -109,6 +115,8 @@ class Lookout:
         async with anyio.create_task_group() as tasks:
             for devices in self._devices:
                 tasks.start_soon(self._keep_asking, devices)
+            if self._peers is not None:
+                tasks.start_soon(self._peers.watch)
             tasks.start_soon(self._keep_asking, self._roster, partial(self._follow, tasks))
             await self._roster.known.wait()
             tasks.start_soon(self._keep_asking, self._units, self._note_all)
@@ -124,6 +132,7 @@ class Lookout:
             tuple(device for source in self._devices for device in source.value),
             self._roster.trouble or self._roster.value.trouble,
             tuple(trouble for trouble in self._troubles() if trouble),
+            () if self._peers is None else self._peers.seen(),
         )
 
     def _troubles(self) -> Iterator[str]:

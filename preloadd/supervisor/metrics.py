@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 from preloadd import __version__
 from preloadd.supervisor.devices import HOST, Device
 from preloadd.supervisor.lookout import View
+from preloadd.supervisor.peer_metrics import peer_metrics
 from preloadd.supervisor.verdict import CONDITIONS, Contact, Snapshot, groups, judge
 
 RANK = ("UUID", "instance_name", "group", "role")
@@ -120,6 +121,7 @@ class ViewCollector(Collector):
         yield _states(self._view.ranks)
         yield _infos(self._view.ranks)
         yield from _gpus([device for device in self._view.devices if device.id != HOST])
+        yield from peer_metrics(self._view.peers)
 
     def _of_each_rank(self, metric: Of) -> Metric:
         family = metric.family()

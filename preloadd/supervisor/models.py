@@ -17,6 +17,7 @@ from preloadd.supervisor import verdict as v
 from preloadd.supervisor.devices import Device
 from preloadd.supervisor.history import Happening
 from preloadd.supervisor.lookout import View
+from preloadd.supervisor.nodes import NodeGroup, Peer
 
 Condition = Annotated[
     str,
@@ -193,6 +194,68 @@ class EventTold(Body):
     def of(cls, happening: Happening) -> Self:
         """The body for one happening."""
         return cls(**{**asdict(happening), "at": datetime.fromtimestamp(happening.at, UTC)})
+
+
+class PeerRankTold(Body):
+    """A rank of another node."""
+
+    instance: Instance
+    condition: Annotated[str, Field(description="that node's word, as in its `/v1/ranks`")]
+
+
+class PeerGroupTold(Body):
+    """The ranks of one model on another node."""
+
+    name: GroupName
+    serving: Annotated[int, Field(description="how many ranks serve")]
+    ranks: tuple[PeerRankTold, ...]
+
+    @classmethod
+    def of(cls, group: NodeGroup) -> Self:
+        """The body for one group."""
+        ranks = tuple(PeerRankTold(**asdict(rank)) for rank in group.ranks)
+        return cls(name=group.name, serving=group.serving, ranks=ranks)
+
+
+class PeerTold(Body):
+    """Another node, by what its supervisor told last. Nothing here decides how this node is."""
+
+    address: Annotated[str, Field(description="as it was configured")]
+    reachable: bool
+    problem: Annotated[str, Field(description="why it does not answer; else empty")]
+    age_seconds: Annotated[float | None, Field(description="since it told this; null: never")]
+    host: Annotated[str, Field(description="what that node calls itself")]
+    version: Annotated[str, Field(description="of its supervisor")]
+    healthy: Annotated[bool | None, Field(description="its own verdict; null: not known")]
+    reasons: Annotated[tuple[str, ...], Field(description="its reasons, the first few")]
+    groups: tuple[PeerGroupTold, ...]
+
+    @classmethod
+    def of(cls, peer: Peer, group: str | None) -> Self:
+        """The body for one node, with all of its groups, or the one that is named."""
+        node = peer.node
+        return cls(
+            address=peer.address,
+            reachable=peer.reachable,
+            problem=peer.problem,
+            age_seconds=peer.age_s,
+            host=node.host if node else "",
+            version=node.version if node else "",
+            healthy=node.healthy if node else None,
+            reasons=node.reasons if node else (),
+            groups=tuple(PeerGroupTold.of(g) for g in peer.groups if group in (None, g.name)),
+        )
+
+
+class Peers(Body):
+    """Every other node that is configured here."""
+
+    peers: tuple[PeerTold, ...]
+
+    @classmethod
+    def of(cls, peers: Iterable[Peer], group: str | None) -> Self:
+        """The body for all of them; see `PeerTold`."""
+        return cls(peers=tuple(PeerTold.of(peer, group) for peer in peers))
 
 
 class Ranks(Body):

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from preloadd import __version__
 from preloadd.domain.amounts import size
-from preloadd.supervisor import panels
+from preloadd.supervisor import node_panel, panels
 from preloadd.supervisor.lookout import View
 from preloadd.supervisor.markup import Html, tag
 from preloadd.supervisor.verdict import Group, groups, judge
@@ -52,6 +52,7 @@ def render(view: View, *, host: str, nonce: str) -> str:
             tag("p", "", id="lost", role="alert", hidden=True),
             _verdict(view, found, tone, headline),
             [panels.group(group, view) for group in found],
+            node_panel.nodes(view),
             panels.devices(view),
             panels.events(view),
             id="main",
@@ -133,7 +134,15 @@ def _verdict(view: View, found: tuple[Group, ...], tone: str, headline: str) -> 
 
 
 def _bottom() -> Html:
-    links = ("/healthz", "/v1/groups", "/v1/ranks", "/v1/leases", "/metrics", "/openapi.json")
+    links = (
+        "/healthz",
+        "/v1/groups",
+        "/v1/ranks",
+        "/v1/leases",
+        "/v1/peers",
+        "/metrics",
+        "/openapi.json",
+    )
     return tag(
         "footer",
         tag(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from preloadd.config.files import config_dir
 from preloadd.config.host import HostSettings, Survey, survey
+from preloadd.domain.endpoint import Endpoint
 from preloadd.domain.ids import Instance
 from preloadd.errors import ConfigError
 from preloadd.linux.systemctl import Systemctl
@@ -30,6 +31,7 @@ class Setup:
     log_level: str
     pace: Pace
     units: Units | None = None
+    peers: tuple[Endpoint, ...] = ()
 
 
 def setup(options: argparse.Namespace, environ: Mapping[str, str]) -> Setup:
@@ -46,6 +48,7 @@ def setup(options: argparse.Namespace, environ: Mapping[str, str]) -> Setup:
         options.port or 0,
         options.log_level or "info",
         Pace(),
+        peers=_endpoints(options.peer),
     )
 
 
@@ -65,6 +68,7 @@ def _configured(options: argparse.Namespace, environ: Mapping[str, str]) -> Setu
         options.log_level or settings.log_level,
         Pace(overdue=settings.supervisor.ask_timeout_s),
         ServiceManager(Systemctl(_of_children(environ), timeout=settings.supervisor.ask_timeout_s)),
+        _endpoints(options.peer or settings.supervisor.peers),
     )
 
 
@@ -83,6 +87,14 @@ def ranks_of(found: Survey) -> Wanted:
         ),
         "\n".join(map(str, found.faults)),
     )
+
+
+def _endpoints(texts: Iterable[str]) -> tuple[Endpoint, ...]:
+    """Each once; ConfigError, which is the command line's: files were judged before."""
+    try:
+        return tuple(dict.fromkeys(map(Endpoint.parse, texts)))
+    except ConfigError as error:
+        raise ConfigError(f"--peer {error}") from None
 
 
 def _of_children(environ: Mapping[str, str]) -> dict[str, str]:

@@ -50,7 +50,7 @@ class Source(Generic[T]):
     async def _asked(self, overdue: float) -> bool:
         """Whether there was an answer; returns when there is one or an error, however late."""
         began = datetime.now(UTC)
-        answer = _in_thread(self._ask)
+        answer = in_thread(self._ask)
         await asyncio.wait([answer], timeout=overdue)
         if not answer.done():
             self._complain(f"{self._name}: not answering since {began:%Y-%m-%d %H:%M:%S} UTC")
@@ -71,7 +71,7 @@ class Source(Generic[T]):
         self.trouble = trouble
 
 
-def _in_thread(work: Callable[[], T]) -> asyncio.Future[T]:
+def in_thread(work: Callable[[], T]) -> asyncio.Future[T]:
     """The outcome of `work`. anyio's threads would keep the process alive as long as one hangs."""
     outcome: Future[T] = Future()
     outcome.set_running_or_notify_cancel()

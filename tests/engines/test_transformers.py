@@ -268,7 +268,7 @@ def test_another_rope_base_does_not_match(run, tiny, tmp_path):
     (copy / "config.json").write_text(json.dumps(config))
     with (
         run(tiny) as running,
-        pytest.raises(Mismatch, match=r"rope: daemon has .*engine wants .*12345"),
+        pytest.raises(Mismatch, match=r"rope.rope_theta: daemon has .*engine wants .*12345"),
     ):
         attach(copy, running.sockets)
 

@@ -10,7 +10,9 @@ import typer.main
 
 from preloadd.cli.app import app as preloadctl
 from preloadd.config.group import Restart
-from preloadd.config.run import RunOptions, flag
+from preloadd.config.run import RunOptions
+from preloadd.domain.launch import flag
+from preloadd.domain.vllm import LOAD_FORMATS
 from preloadd.engine.options import Options
 from preloadd.errors import EXIT_STATUS, ErrorCode
 
@@ -142,3 +144,9 @@ def test_systemd_page_tells_the_limit_of_restarts() -> None:
     assert f"{limit.burst} times (`restart.burst`)" in told
     assert f"{limit.interval_s:g} s (`restart.interval_s`)" in told
     assert f"{limit.pause_s:g} s after it failed (`restart.pause_s`)" in told
+
+
+def test_load_formats_that_are_told_are_those_that_there_are():
+    text = (ROOT / "docs/operators/configuration.md").read_text()
+    (line,) = re.findall(r"^\* `load-format` says .*?\.", text, flags=re.DOTALL | re.MULTILINE)
+    assert re.findall(r"`(\w+)`", line) == list(LOAD_FORMATS)

@@ -55,6 +55,14 @@ def test_help_lists_every_command():
     assert all(f"  {name} " in done.stdout for name in COMMANDS)
 
 
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_short_form_of_help_is_as_good_as_the_long_one(name):
+    asked = [run(name, form) for form in ("-h", "--help")]
+    assert [done.returncode for done in asked] == [0, 0], asked
+    assert asked[0].stdout == asked[1].stdout
+    assert asked[0].stdout.strip().lower().startswith(f"usage: preloadd {name}")
+
+
 def test_no_command_shows_the_help_as_an_error():
     done = run()
     assert (done.returncode, done.stdout) == (2, "")

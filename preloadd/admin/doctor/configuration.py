@@ -11,7 +11,14 @@ from preloadd.admin.doctor.interpreter import run
 from preloadd.admin.findings import Finding, fault, note, ok, warning
 from preloadd.admin.world import World
 from preloadd.config.engine import members_of
-from preloadd.config.files import Key, Layers, group_files, host_files, read_all
+from preloadd.config.files import (
+    Key,
+    Layers,
+    group_documents,
+    group_files,
+    host_files,
+    read_all,
+)
 from preloadd.domain.ids import on_host
 from preloadd.linux.room import room
 
@@ -116,7 +123,7 @@ def _said(key: Key, environ: Mapping[str, str], layers: Layers) -> object:
 
 
 def _instances(world: World) -> Iterator[str]:
-    for document in read_all(group_files(world.config_dir).paths)[0]:
+    for document in group_documents(group_files(world.config_dir).paths)[0]:
         yield from members_of(document)
 
 

@@ -14,7 +14,7 @@ from preloadd.admin.findings import Finding, Severity, fault, note, ok, warning
 from preloadd.admin.plugin import ENTRY_POINT, OLDEST
 from preloadd.admin.service import Service, service
 from preloadd.admin.world import World
-from preloadd.config.files import group_files, read_all
+from preloadd.config.files import group_documents, group_files
 from preloadd.errors import PreloadError
 
 OLDEST_VLLM = "0.30"
@@ -51,7 +51,7 @@ def judge(found: Environment) -> Iterator[Finding]:
 def _pythons(world: World) -> dict[str, list[str]]:
     """Interpreters of groups with the builder vLLM, each with the names of these."""
     found: dict[str, list[str]] = {}
-    for path, table in read_all(group_files(world.config_dir).paths)[0]:
+    for path, table, _ in group_documents(group_files(world.config_dir).paths)[0]:
         if table.get("builder") == "vllm":
             python, name = table.get("python") or world.python(), table.get("name") or path.stem
             found.setdefault(str(python), []).append(str(name))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 
 import msgspec
@@ -41,6 +41,8 @@ class _Beside(msgspec.Struct, frozen=True):
     on_host: tuple[str, ...] = ()
     empty: tuple[str, ...] = ()
     gone: tuple[str, ...] = ()
+    blank: tuple[str, ...] = ()
+    state: dict[str, walk.Plain] = msgspec.field(default_factory=dict)
     outline: str = ""
 
 
@@ -68,7 +70,6 @@ def build(
     with set_default_torch_dtype(model_config.dtype), torch.no_grad(), _undisturbed():
         with torch.device("meta"), _without_record(weights):
             model = initialize_model(vllm_config=config, model_config=model_config, prefix=prefix)
-        require_shareable(model, layout)
         binding = _Binding(model, weights, layout)
         binding.require_alike()
         for name, value in weights.manifest.attributes.items():
@@ -80,7 +81,7 @@ def build(
             process_weights_after_loading(model, model_config, device)
         binding.bind_late()
         binding.complete()
-    return Bound(model.eval(), binding.private)
+    return Bound(model, binding.private)
 
 
 @contextmanager
@@ -115,15 +116,20 @@ class _Binding:
         self._layout = layout
         self._beside = _beside(weights.manifest)
         self._modules = walk.modules_of(model)
-        self._known = {found.name: found.kind for found in walk.registered(self._modules)}
+        self._found = {found.name: found for found in walk.registered(self._modules)}
         self._kinds = dict(_kinds(weights.manifest))
         self._made: dict[str, torch.Tensor] = {}
-        self._region = Region(weights) if weights.mode is Mode.ZERO_COPY else None
+        self._region: Region | None = None
+        self._state: dict[str, object] = {}
         self.private: dict[str, int] = {}
 
     def require_alike(self) -> None:
-        """AttachError unless the model, without weights, is what the builder's was."""
-        if walk.outline(self._modules) != self._beside.outline:
+        """AttachError unless the model, without weights, is what the builder's was.
+
+        UnsupportedQuantForIPCError as of `require_shareable`.
+        """
+        require_shareable(self._modules, self._layout)
+        if walk.outline(self._modules, self._found.values()) != self._beside.outline:
             raise AttachError(
                 "the daemon's model is made of other tensors, or quantised by other means, than "
                 "this engine's, although their keys are equal: give both the same arguments"
@@ -132,10 +138,13 @@ class _Binding:
     def bind_early(self) -> None:
         """All that processing may need: what the model has names for, and what methods of
         quantisation made. What attention makes of it would be written over in place."""
+        if self._weights.mode is Mode.ZERO_COPY:
+            self._region = Region(self._weights)
         for name in self._kinds:
-            if name in self._known or not self._of_attention(name):
+            if name in self._found or not self._of_attention(name):
                 self._put(name)
         self._put_hidden(replacing=True)
+        self._state = dict(self._state_now())
 
     def bind_late(self) -> None:
         """What attention layers make while they process, and what processing made a copy of."""
@@ -147,7 +156,7 @@ class _Binding:
                 continue
             there = now.get(name)
             ours = self._tensor(name)
-            if there is None or (there is not ours and _alike(there, ours)):
+            if there is not ours and (there is None or _alike(there, ours)):
                 self._put(name)
 
     def complete(self) -> None:
@@ -158,7 +167,11 @@ class _Binding:
         """
         self._modules = walk.modules_of(self._model)  # processing may have added some
         self._put_hidden(replacing=False)
+        self._restore_state()
         empty, gone = set(self._beside.empty), set(self._beside.gone)
+        for module in self._modules.values():
+            # As `eval` does, which goes by way of all that is checked when attributes are set.
+            vars(module)["training"] = False
         for found in list(walk.registered(self._modules)):
             if found.tensor.is_meta:
                 if found.name not in gone:
@@ -173,11 +186,27 @@ class _Binding:
         elif leave_none:
             module.register_buffer(leaf, None)
 
+    def _state_now(self) -> Iterator[tuple[str, object]]:
+        """What this model says where processing set something in the builder's."""
+        for name in self._beside.state:
+            with suppress(LookupError):
+                yield name, walk.value_at(*walk.look_up(self._modules, name))
+
+    def _restore_state(self) -> None:
+        """Set what processing set in the builder's model, and in this one did not: of weights that
+        are prepared already, some methods leave their own kernels unprepared (vLLM 0.33: FP8 with
+        CUTLASS)."""
+        for name, now in list(self._state_now()):
+            if now is self._state.get(name) or now == self._state.get(name):
+                with suppress(LookupError):
+                    walk.put_plain(*walk.look_up(self._modules, name), self._beside.state[name])
+
     def _put(self, name: str) -> None:
         if self._kinds[name] is Kind.HIDDEN:
             return
         module, leaf = self._home(name)
-        kind = self._known.get(name, self._kinds[name])
+        found = self._found.get(name)
+        kind = self._kinds[name] if found is None else found.kind
         persistent = kind is not Kind.NON_PERSISTENT_BUFFER
         walk.put(module, leaf, self._tensor(name), persistent=persistent)
 
@@ -194,9 +223,22 @@ class _Binding:
             except LookupError:
                 continue  # an object that this engine has no use for
             there = walk.value_at(holder, step)
-            lacks = there is None and not replacing
-            if lacks or (isinstance(there, torch.Tensor) and there.is_meta):
+            if isinstance(there, torch.Tensor):
+                if there.is_meta:
+                    walk.put_hidden(holder, step, self._hidden(name, there))
+            elif there is None and not replacing:
                 walk.put_hidden(holder, step, self._tensor(name))
+
+    def _hidden(self, name: str, there: torch.Tensor) -> torch.Tensor:
+        """What takes the place of `there`, which has no content. Room to work in is as large as
+        this engine wants it, which may be configured otherwise than the builder was."""
+        first = self._weights.manifest.aliases.get(name, name)
+        if first in self._beside.blank and first not in self._made:
+            attached = self._weights.tensors[first]
+            if (attached.shape, attached.dtype) != (there.shape, there.dtype):
+                device = "cpu" if first in self._beside.on_host else self._weights.device
+                self._made[first] = torch.zeros_like(there, device=device)
+        return self._tensor(name)
 
     def _tensor(self, name: str) -> torch.Tensor:
         """The one object for a tensor under any of its names.

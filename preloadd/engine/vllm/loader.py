@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import torch
@@ -21,12 +22,14 @@ from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
 from preloadd.domain.ids import Role
 from preloadd.domain.leases import Mode
+from preloadd.domain.vllm import DRAFT_METHODS
 from preloadd.engine.torch import Weights
 from preloadd.engine.vllm import profiling
 from preloadd.engine.vllm.binding import Bound, build
 from preloadd.engine.vllm.registries import undone_on_error
-from preloadd.engine.vllm.request import DRAFT_METHODS, FORMAT, Attached, Route, take_lease
+from preloadd.engine.vllm.request import FORMAT, Attached, Route, take_lease
 from preloadd.errors import AttachError, ConfigError, PreloadError
+from preloadd.frameworks.vllm import walk
 
 log = logging.getLogger("vllm.preloadd")
 
@@ -98,20 +101,21 @@ class PreloaddLoader(BaseModelLoader):  # type: ignore[misc]
         _forget(role)
         outcome = self._asked(config, model, role)
         _early[role] = _Early.of(model, outcome)
-        if isinstance(outcome, PreloadError) or outcome.mode is Mode.COPY:
-            return 0
-        return outcome.nbytes
+        return _charge(outcome)
 
     def load_model(
         self, vllm_config: VllmConfig, model_config: ModelConfig, prefix: str = ""
     ) -> nn.Module:
         """The model over attached weights, or loaded from disk."""
         started = time.monotonic()
+        charged = 0
         try:
             role = self._route.role(vllm_config, model_config)
             if role is Role.DRAFT and not _has_daemon(vllm_config):
                 return self._from_disk(vllm_config, model_config, prefix)
-            outcome = _taken(role, model_config) or self._asked(vllm_config, model_config, role)
+            early = _taken(role, model_config)
+            charged = _charge(early)
+            outcome = early or self._asked(vllm_config, model_config, role)
             if isinstance(outcome, PreloadError):
                 raise outcome
             asked = time.monotonic() - started
@@ -119,7 +123,12 @@ class PreloaddLoader(BaseModelLoader):  # type: ignore[misc]
         except PreloadError as error:
             if isinstance(error, ConfigError) or not self._options.fallback:
                 raise
-            log.warning("preloadd: loading %s from disk: %s", model_config.model, error)
+            log.warning(
+                "preloadd: loading %s from disk: %s%s",
+                model_config.model,
+                error,
+                _too_late(charged),
+            )
         else:
             log.info(
                 "preloadd: attached in %.3f s, of which the daemon and the key took %.3f s",
@@ -223,13 +232,44 @@ def _built(
     taken: Attached,
 ) -> Bound:
     try:
-        return build(config, model_config, prefix, weights, taken.layout)
+        bound = build(config, model_config, prefix, weights, taken.layout)
     except PreloadError:
         raise
     except Exception as error:  # vLLM's models raise anything
         raise AttachError(
             f"vLLM cannot build the model over attached weights: {type(error).__name__}: {error}"
         ) from error
+    _require_content(bound.model)
+    return bound
+
+
+def _charge(outcome: Attached | PreloadError | None) -> int:
+    """Bytes of the GPU that vLLM counts for what came of asking early: those that are mapped."""
+    if not isinstance(outcome, Attached) or outcome.mode is Mode.COPY:
+        return 0
+    return outcome.nbytes
+
+
+def _too_late(charged: int) -> str:
+    """What it means that vLLM has counted so many bytes for weights that are not mapped after all.
+    It asks for that once and takes nothing back."""
+    if not charged:
+        return ""
+    return (
+        f". vLLM has counted {charged:,} bytes for the daemon's weights already, which the KV "
+        "cache will lack: restart the engine once this is mended, or with another --load-format"
+    )
+
+
+def _require_content(model: nn.Module) -> None:
+    """AttachError names tensors beside the modules' own that nothing was put into: an operation may
+    take one without content for nothing to do."""
+    if left := list(islice(walk.empty_beside(walk.modules_of(model)), _FEW)):
+        raise AttachError(f"left without content, as the daemon has none for it: {', '.join(left)}")
+
+
+_FEW = 5
+"""Names that are told."""
 
 
 def _tell(weights: Weights, bound: Bound) -> None:

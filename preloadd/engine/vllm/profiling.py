@@ -74,10 +74,13 @@ def finish() -> None:
 
 
 def _take_over(copied: weakref.ref[Weights]) -> None:
-    """Nothing if it was done already, or the model is gone."""
+    """Nothing if it was done already, or the model is gone. The top of a thread of its own."""
     weights = copied()
-    if weights is not None:
-        weights.take_over()
+    try:
+        if weights is not None:
+            weights.take_over()
+    except Exception:
+        log.exception("preloadd: a copy was made, but the daemon's weights were not given back")
 
 
 def _wrap() -> bool:

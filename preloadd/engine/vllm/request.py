@@ -39,9 +39,6 @@ FORMAT = "ipc_cache"
 _IS_DRAFT = "is_draft"
 """Option that vLLM itself adds when it loads a draft through the target's loader."""
 
-DRAFT_METHODS = frozenset({"mtp", "eagle", "eagle3"})
-"""Methods of speculation whose drafts have daemons of their own; others load from disk."""
-
 _WEIGHT_LAYOUT = "weight_layout"
 
 

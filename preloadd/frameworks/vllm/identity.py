@@ -9,37 +9,33 @@ change them.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
 import vllm
+from vllm import envs
 from vllm.config import ModelConfig, VllmConfig
 
 from preloadd.domain.ids import Role
-from preloadd.domain.key import CHECKPOINT, Key, bounded, canonical
+from preloadd.domain.key import CHECKPOINT, Key, canonical, table
 from preloadd.domain.placement import Placement
-from preloadd.domain.recipe import BUILDER_VERSIONS, LAYOUT
+from preloadd.domain.recipe import BUILDER_VERSIONS, KERNELS, LAYOUT
 from preloadd.domain.settings import Builder, Layout
-from preloadd.frameworks.identity import place_fields, rope_of
+from preloadd.domain.switches import switches
+from preloadd.frameworks.identity import ROPE_NAMES, place_fields, rope_of
 from preloadd.frameworks.vllm.drafts import backends
+from preloadd.weights.checkpoint import code_of, locate
 
 _VOLATILE = frozenset({"_name_or_path", "transformers_version", "_commit_hash"})
 """Of a model's configuration: where it lies and who wrote it, which changes no weight."""
 
-_SWITCH = re.compile(
-    r"VLLM_(?!.*(?:ATOMIC_ADD|QUICK_REDUCE|WARMUP)).*"
-    r"(?:AITER|ATTENTION|BATCH_INVARIANT|CPU_SGL|CPU_INT4|CUTLASS|DCP|DEEP_GEMM|FP4|FP8|GEMM|KERNEL|"
-    r"LAYERNAME|MARLIN|MLA|MOE|NVFP4|MXFP|PAD|PARTITION|PREPACK|QUANT|REPLICATE|SHARD|SHUFFLE|TRTLLM)"
-)
-"""Environment: variables of vLLM by which a user chooses kernels, and so how weights are laid out.
-
-A pattern, since each version has other ones; one too many costs a mismatch that is told, one too
-few wrong weights.
-"""
+_NAMED = frozenset({"architectures", "quantization_config"})
+"""Of a model's configuration: what has a field of its own, besides what says how positions are
+told. All else is one field, a table."""
 
 _LONG_ROPE = frozenset({"longrope", "su"})
 """Kinds of rotary embedding whose cached angles depend on the longest request that is served."""
@@ -74,6 +70,7 @@ def vllm_key(
         "weight_layout": layout.value,
         **place_fields(placement),
         **_model(hf, model),
+        "code": _code(hf, model, environ),
         **_kernels(config, role),
         **_makers(environ),
     }
@@ -92,11 +89,22 @@ def _model(hf: Mapping[str, Any], model: ModelConfig) -> dict[str, str]:
         "architecture": ",".join(hf.get("architectures") or []),
         "dtype": str(model.dtype).removeprefix("torch."),
         "quantization": _text(model.quantization),
-        "quantization_config": bounded(canonical(quantization)),
-        "rope": bounded(canonical(_rope(hf, model))),
-        "model_config": bounded(canonical(_plain(_lasting(dict(hf)))), limit=0),
+        "quantization_config": table(quantization),
+        "rope": table(_plain(_rope(hf, model))),
+        "model_config": table(_plain(_unnamed(_lasting(hf)))),
         "model_impl": _text(getattr(model, "model_impl", "auto")),
+        "runner": _text(getattr(model, "runner_type", None)),
+        "convert": _text(getattr(model, "convert_type", None)),
     }
+
+
+def _code(hf: Mapping[str, Any], model: ModelConfig, environ: Mapping[str, str]) -> str:
+    """What of the checkpoint's own code runs: none, unless it has some and may run it."""
+    if not (getattr(model, "trust_remote_code", False) and hf.get("auto_map")):
+        return ""
+    folder = locate(model.model, model.revision or "", environ=environ)
+    # Code may also come from elsewhere, by a name in the configuration and this revision.
+    return table({"files": code_of(folder), "revision": getattr(model, "code_revision", None)})
 
 
 def _kernels(config: VllmConfig, role: Role) -> dict[str, str]:
@@ -128,7 +136,8 @@ def _target(config: VllmConfig) -> str:
 
 def _makers(environ: Mapping[str, str]) -> dict[str, str]:
     """What built the bytes: versions, hardware as far as kernels are chosen by it, and switches."""
-    switches = {name: value for name, value in environ.items() if _SWITCH.match(name)}
+    # What vLLM does not know somebody else reads.
+    known = {n: v for n, v in switches(environ).items() if n in envs.environment_variables}
     return {
         "builder": Builder.VLLM.value,
         "builder_version": BUILDER_VERSIONS[Builder.VLLM],
@@ -137,20 +146,22 @@ def _makers(environ: Mapping[str, str]) -> dict[str, str]:
         "torch": str(torch.__version__),
         "cuda": torch.version.cuda or torch.version.hip or "",
         "hardware": hardware(),
-        "libraries": canonical(_libraries()),
-        "environment": bounded(canonical(switches)),
+        "libraries": table(_libraries()),
+        "environment": table(known),
     }
 
 
-def _libraries() -> dict[str, str]:
-    """Versions of what vLLM takes kernels from where it is installed, and lays weights out for."""
+@cache
+def _libraries() -> Mapping[str, str]:
+    """Versions of `KERNELS`, by the names of distributions."""
     found = {}
-    for name in ("flashinfer-python", "deep-gemm", "triton-kernels"):
+    for name in KERNELS.values():
         with suppress(PackageNotFoundError):
             found[name] = version(name)
     return found
 
 
+@cache
 def hardware() -> str:
     """What kernels are chosen by: a GPU's compute capability, or the instructions of the CPU."""
     if torch.cuda.is_available():
@@ -178,6 +189,14 @@ def _lasting(value: Any) -> Any:  # noqa: ANN401 - a configuration is what its a
     if isinstance(value, dict):
         return {name: _lasting(inner) for name, inner in value.items() if name not in _VOLATILE}
     return value
+
+
+def _unnamed(hf: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a configuration has no field of its own."""
+    rest = {name: value for name, value in hf.items() if name not in _NAMED}
+    text = rest.get("text_config") or rest
+    others = {name: value for name, value in text.items() if name not in ROPE_NAMES}
+    return rest | {"text_config": others} if "text_config" in rest else others
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401

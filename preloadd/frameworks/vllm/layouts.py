@@ -11,8 +11,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 from torch import nn
@@ -23,19 +23,21 @@ from vllm.model_executor.utils import weights_already_processed
 from preloadd.domain.settings import Layout
 from preloadd.errors import UnsupportedQuantForIPCError
 from preloadd.frameworks.vllm.patching import replaced
+from preloadd.frameworks.vllm.walk import quant_method
 
 _PACK = "dispatch_cpu_unquantized_gemm"
 
 
-def require_shareable(model: nn.Module, layout: Layout) -> None:
+def require_shareable(modules: Mapping[str, nn.Module], layout: Layout) -> None:
     """UnsupportedQuantForIPCError names a layer whose method cannot start from prepared weights.
 
-    vLLM's own methods say whether they can. Weights may not be loaded yet.
+    vLLM's own methods say whether they can. `modules` are those of a model under all their names;
+    weights may not be loaded yet.
     """
     if layout is Layout.RAW:
         return
-    for name, module in model.named_modules():
-        method = getattr(module, "quant_method", None)
+    for name, module in modules.items():
+        method = quant_method(module)
         if isinstance(method, QuantizeMethodBase) and (why := _obstacle(method)):
             remedy = ': use layout = "raw"' if layout is Layout.PLAIN else ""
             raise UnsupportedQuantForIPCError(
@@ -70,35 +72,30 @@ def _wrong_backend(method: QuantizeMethodBase) -> str:
 @contextmanager
 def loaders_processing(layout: Layout) -> Iterator[None]:
     """A block in which vLLM post-processes freshly loaded weights into `layout`."""
-    if layout is not Layout.PLAIN:
-        yield
-        return
-    pack = getattr(layer_utils, _PACK)
-
-    def leave_plain(layer: Any, remove_weight: bool) -> None:  # noqa: ANN401, FBT001
-        if layer.weight.is_meta or layer.weight.ndim == 2:
-            layer.cpu_linear = nn.functional.linear
-        else:
-            pack(layer, remove_weight)
-
-    # Its callers import it when they call it, so that replacing it in its module is enough.
-    with replaced(layer_utils, _PACK, leave_plain):
+    with _left_plain(getattr(layer_utils, _PACK)) if layout is Layout.PLAIN else nullcontext():
         yield
 
 
 @contextmanager
 def engines_processing(layout: Layout) -> Iterator[None]:
     """A block in which vLLM's post-processing does what is left to do for weights in `layout`."""
-
-    def leave_packed(layer: Any, remove_weight: bool) -> None:  # noqa: ANN401, FBT001
-        if layer.weight.is_meta or layer.weight.ndim == 2:
-            layer.cpu_linear = nn.functional.linear
-
-    if layout is Layout.RAW:
-        yield
-        return
     with ExitStack() as patches:
         if layout is Layout.PLAIN:
-            patches.enter_context(replaced(layer_utils, _PACK, leave_packed))
-        patches.enter_context(weights_already_processed())
+            # What is not of two dimensions the loader has packed.
+            patches.enter_context(_left_plain(lambda *_: None))
+        if layout is not Layout.RAW:
+            patches.enter_context(weights_already_processed())
         yield
+
+
+def _left_plain(otherwise: Callable[[Any, bool], None]) -> AbstractContextManager[None]:
+    """A block in which weights of linear layers stay as they are; others are done `otherwise`."""
+
+    def dispatch(layer: Any, remove_weight: bool) -> None:  # noqa: ANN401, FBT001
+        if layer.weight.is_meta or layer.weight.ndim == 2:
+            layer.cpu_linear = nn.functional.linear
+        else:
+            otherwise(layer, remove_weight)
+
+    # Its callers import it when they call it, so that replacing it in its module is enough.
+    return replaced(layer_utils, _PACK, dispatch)

@@ -4,17 +4,22 @@ Engines find under the same name what a loader found. A hidden
 tensor is one that a module keeps in an attribute of its own or in an object beside it (a kernel, an
 attention backend): torch does not know it. Its name is the module's, `::`, and the way from there:
 ``model.layers.0.self_attn.attn::impl.scale``, ``lm_head::tables[2]``.
+
+Out of reach are tensors in callables (a partial, a closure, the object of a method), in sets, in
+objects of others than vLLM, and further away than `_DEPTH` steps. They are not shared. Of callables
+`empty_beside` tells an engine whether one is left without content there; of the rest it does not.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
-from types import BuiltinFunctionType, FunctionType, MethodType, NoneType
-from typing import Any
+from functools import cache, partial
+from types import BuiltinFunctionType, CellType, FunctionType, MethodType, NoneType
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import nn
@@ -36,7 +41,7 @@ _STEP = re.compile(r"\.?([A-Za-z_]\w*)|\[(\d+)\]|\['([^'\\]*)'\]")
 _PLAIN = frozenset(
     {
         *(NoneType, bool, int, float, complex, str, bytes, type),
-        *(FunctionType, MethodType, BuiltinFunctionType, torch.dtype, torch.device, torch.Size),
+        *(BuiltinFunctionType, torch.dtype, torch.device, torch.Size),
     }
 )
 """Types of values that hold no tensors."""
@@ -45,8 +50,7 @@ _TORCHS_OWN = frozenset(vars(nn.Module()))
 """What every module has: its parameters, buffers and modules among it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(NamedTuple):
     """One tensor under one of its names."""
 
     name: str
@@ -55,8 +59,20 @@ class Found:
 
 
 def modules_of(model: nn.Module) -> dict[str, nn.Module]:
-    """Modules under all their names: a tied one comes several times, as it must to be reached."""
-    return dict(model.named_modules(remove_duplicate=False))
+    """Modules under all their names: a tied one comes several times, as it must to be reached.
+
+    In the order of `named_modules`, which for a thousand of them takes several times as long.
+    """
+    found: dict[str, nn.Module] = {}
+    left = [("", model)]
+    while left:
+        name, module = left.pop()
+        found[name] = module
+        dot = f"{name}." if name else ""
+        for leaf, inner in reversed(module._modules.items()):  # noqa: SLF001
+            if inner is not None:
+                left.append((dot + leaf, inner))
+    return found
 
 
 def registered(modules: dict[str, nn.Module]) -> Iterator[Found]:
@@ -73,15 +89,17 @@ def registered(modules: dict[str, nn.Module]) -> Iterator[Found]:
                 yield Found(dot + leaf, kind, buffer)
 
 
-def outline(modules: dict[str, nn.Module]) -> str:
+def outline(modules: dict[str, nn.Module], tensors: Iterable[Found]) -> str:
     """A digest of what a model is made of before it has weights: names, shapes and dtypes of its
-    tensors, and for each layer how it is quantised and by which of the enumerated means."""
-    lines = [
-        f"{found.name} {tuple(found.tensor.shape)} {found.tensor.dtype}"
-        for found in registered(modules)
-    ]
+    `registered` tensors, and for each layer how it is quantised and by which of the enumerated
+    means."""
+    dtypes: dict[torch.dtype, str] = {}
+    lines = []
+    for name, _, tensor in tensors:
+        dtype = dtypes.get(tensor.dtype) or dtypes.setdefault(tensor.dtype, str(tensor.dtype))
+        lines.append(f"{name} {tuple(tensor.shape)} {dtype}")
     for prefix, module in modules.items():
-        if (method := getattr(module, "quant_method", None)) is not None:
+        if (method := quant_method(module)) is not None:
             chosen = [
                 f"{name}={value.name}"
                 for name, value in sorted(vars(method).items())
@@ -89,6 +107,14 @@ def outline(modules: dict[str, nn.Module]) -> str:
             ]
             lines.append(f"{prefix} {type(method).__name__} {' '.join(chosen)}")
     return hashlib.blake2b("\n".join(lines).encode(), digest_size=16).hexdigest()
+
+
+def quant_method(module: nn.Module) -> object | None:
+    """How vLLM quantises a layer; None for what is no such layer."""
+    # Most modules are none, and to be told so by `getattr` costs an exception.
+    if (method := module.__dict__.get("quant_method")) is not None:
+        return cast("object", method)
+    return module._modules.get("quant_method")  # noqa: SLF001
 
 
 def empty_names(modules: dict[str, nn.Module]) -> list[str]:
@@ -105,103 +131,238 @@ def empty_names(modules: dict[str, nn.Module]) -> list[str]:
 def beside(modules: dict[str, nn.Module]) -> Iterator[tuple[str, torch.Tensor]]:
     """Tensors in attributes and plain objects of `modules_of` a model, under every name that leads
     to one; those of modules are among them, where such an object holds one too."""
+    return _beside(modules, _parts)
+
+
+def empty_beside(modules: dict[str, nn.Module]) -> Iterator[str]:
+    """Where tensors without content are: those `beside` finds, and those that callables keep. The
+    names of the latter are for people."""
+    for name, tensor in _beside(modules, _enclosed):
+        if tensor.is_meta:
+            yield name
+
+
+Plain = bool | int | float | str | None
+"""Values of attributes that are written as JSON."""
+
+_PLAIN_TYPES = frozenset({bool, int, float, str, NoneType})
+_ADDRESS = 1 << 31
+"""Numbers from here on may be addresses, and mean nothing to others."""
+
+_LONG = 256
+
+
+def plain_values(modules: dict[str, nn.Module]) -> dict[str, Plain]:
+    """What attributes of modules, and of vLLM's objects beside them, say that is no tensor, by
+    names as of hidden tensors. Such numbers are set by processing as well: the size of a layer
+    before it was padded. None longer than others can make use of."""
+    found: dict[str, Plain] = {}
+    seen: set[int] = set()
+
+    def gather(attributes: dict[str, object], path: str, depth: int) -> None:
+        for name, value in attributes.items():
+            if _is_magic(name):
+                continue
+            kind: type = type(value)
+            if kind in _PLAIN_TYPES:
+                if _is_meant_for_others(value):
+                    found[path + name] = cast("Plain", value)
+            elif depth > 1 and id(value) not in seen and _is_looked_into(kind):
+                seen.add(id(value))
+                gather(vars(value), f"{path}{name}.", depth - 1)
+
+    for prefix, module in modules.items():
+        if id(module) not in seen:
+            seen.add(id(module))
+            own = {name: v for name, v in vars(module).items() if name not in _TORCHS_OWN}
+            gather(own, f"{prefix}{HIDDEN}", _DEPTH)
+    return found
+
+
+def _is_meant_for_others(value: object) -> bool:
+    if isinstance(value, str):
+        return len(value) <= _LONG
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return not isinstance(value, int) or abs(value) < _ADDRESS
+
+
+_Parts = Callable[[object], Iterator[tuple[str, object]]]
+
+
+def _beside(modules: dict[str, nn.Module], parts: _Parts) -> Iterator[tuple[str, torch.Tensor]]:
     firsts = {id(module): prefix for prefix, module in reversed(modules.items())}
     seen = dict.fromkeys(firsts, _DEPTH + 1)
     for prefix, module in modules.items():
         if firsts[id(module)] != prefix:
             continue
         for name, value in vars(module).items():
-            if type(value) not in _PLAIN and name not in _TORCHS_OWN:
-                for path, tensor in _within(value, name, _DEPTH, seen):
+            if type(value) not in _PLAIN and name not in _TORCHS_OWN and not _is_magic(name):
+                for path, tensor in _within(value, name, _DEPTH, seen, parts):
                     yield f"{prefix}{HIDDEN}{path}", tensor
 
 
 def _within(
-    value: object, path: str, depth: int, seen: dict[int, int]
+    value: object, path: str, depth: int, seen: dict[int, int], parts: _Parts
 ) -> Iterator[tuple[str, torch.Tensor]]:
     if isinstance(value, torch.Tensor):
         yield path, value
         return
     if depth <= 1 or seen.get(id(value), 0) >= depth:
         return
-    for name, inner in _parts(value):
+    for name, inner in parts(value):
         if type(inner) not in _PLAIN:
             # Not marked before it is known to be looked into, as small integers are everywhere.
             # By the steps that were left: a shorter way there sees more of it.
             seen[id(value)] = depth
-            yield from _within(inner, path + name, depth - 1, seen)
+            yield from _within(inner, path + name, depth - 1, seen, parts)
 
 
 def _parts(value: object) -> Iterator[tuple[str, object]]:
     """What `value` holds, with the step that leads there, if its kind is looked into."""
-    match value:
-        case list() | tuple() if len(value) <= _LONGEST:
-            for index, inner in enumerate(value):
-                yield f"[{index}]", inner
-        case dict() if len(value) <= _LONGEST:
-            for key, inner in value.items():
-                if isinstance(key, str) and "'" not in key and "\\" not in key:
-                    yield f"['{key}']", inner
-        case _:
-            if _is_looked_into(value):
-                for name, inner in list(vars(value).items()):
+    contents = _contents(value)
+    if isinstance(contents, dict):
+        for name, inner in list(contents.items()):
+            if contents is not value:
+                if type(inner) not in _PLAIN and not _is_magic(name):
                     yield f".{name}", inner
+            elif isinstance(name, str) and "'" not in name and "\\" not in name:
+                yield f"['{name}']", inner
+    elif contents is not None:
+        for index, inner in enumerate(contents):
+            yield f"[{index}]", inner
 
 
-def _is_looked_into(value: object) -> bool:
-    """An object of vLLM's that may hold tensors; its configuration never does."""
-    module = type(value).__module__
+def _enclosed(value: object) -> Iterator[tuple[str, object]]:
+    """As `_parts`, and what a callable keeps for when it is called."""
+    match value:
+        case partial():
+            yield ".func", value.func
+            for index, inner in enumerate(value.args):
+                yield f".args[{index}]", inner
+            for name, inner in value.keywords.items():
+                yield f".keywords['{name}']", inner
+        case MethodType():
+            yield ".__self__", value.__self__
+        case FunctionType():
+            for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
+                if cell != _EMPTY_CELL:
+                    yield f".{name}", cell.cell_contents
+        case _:
+            yield from _parts(value)
+
+
+_EMPTY_CELL = CellType()
+"""Only others that are empty are equal to it. Whatever they hold is not compared."""
+
+
+def _contents(value: object) -> list[Any] | tuple[Any, ...] | dict[Any, Any] | None:
+    """Where `value` keeps what it holds, if its kind is looked into: itself, or its attributes."""
+    if isinstance(value, (list, tuple, dict)):
+        return value if len(value) <= _LONGEST else None
+    return vars(value) if _is_looked_into(type(value)) else None  # type: ignore[arg-type]
+
+
+@cache
+def _is_looked_into(kind: type) -> bool:
+    """Objects of vLLM's may hold tensors, but for its configuration and enumerations."""
+    module = kind.__module__
     return (
         module.startswith("vllm.")
         and not module.startswith("vllm.config")
-        and not isinstance(value, (type, nn.Module))
-        and hasattr(value, "__dict__")
+        and not issubclass(kind, (type, nn.Module, Enum))
+        and kind.__dictoffset__ != 0
     )
+
+
+def _is_magic(name: str) -> bool:
+    """Whether an attribute belongs to Python itself."""
+    return name.startswith("__") and name.endswith("__")
 
 
 def look_up(modules: dict[str, nn.Module], name: str) -> tuple[Any, str | int]:
     """What holds the hidden tensor `name`, and under which attribute, index or key.
 
-    LookupError if the way there does not exist in this model. The last step need not.
+    Names come from a daemon: only steps are made that `beside` makes to find tensors. LookupError
+    for others, and if the way there does not exist in this model. The last step need not.
     """
     prefix, _, path = name.partition(HIDDEN)
     holder: Any = modules[prefix]
-    *before, last = _steps(path)
-    for step in before:
+    contents: Any = vars(holder)
+    step, *others = _steps(path)
+    if step in _TORCHS_OWN or len(others) >= _DEPTH:
+        raise LookupError(f"{name} is no way to a hidden tensor")
+    for following in others:
+        _require_plain(holder, contents, step, name)
         try:
-            holder = getattr(holder, str(step)) if _is_attribute(holder) else holder[step]
-        except (AttributeError, TypeError) as error:
+            holder = contents[step]
+        except (LookupError, TypeError) as error:
             raise LookupError(f"{name}: no {step}") from error
-    return holder, last
+        contents, step = _contents(holder), following
+    _require_plain(holder, contents, step, name)
+    return holder, step
+
+
+def _require_plain(holder: object, contents: object, step: str | int, name: str) -> None:
+    """LookupError unless `step` may be made from `holder`, whether anything is there or not."""
+    by_index = isinstance(contents, (list, tuple))
+    if contents is None or isinstance(step, int) is not by_index:
+        raise LookupError(f"{name}: {step} is not looked for in a {type(holder).__name__}")
+    if contents is not holder and _is_magic(str(step)):
+        raise LookupError(f"{name}: {step} is Python's own")
 
 
 def value_at(holder: Any, step: str | int) -> object:  # noqa: ANN401
-    """What is there; None if nothing is."""
-    try:
-        return getattr(holder, str(step)) if _is_attribute(holder) else holder[step]
-    except (AttributeError, LookupError, TypeError):
-        return None
+    """What is there; None if nothing is. Of a module that may be something registered, of an object
+    what its class has under that name. Nothing is called to find out."""
+    if not _is_attribute(holder):
+        try:
+            return cast("object", holder[step])
+        except (LookupError, TypeError):
+            return None
+    tables = [getattr(holder, "__dict__", {})]
+    if isinstance(holder, nn.Module):
+        tables += [holder._parameters, holder._buffers, holder._modules]  # noqa: SLF001
+    for table in tables:
+        if step in table:
+            return cast("object", table[step])
+    return cast("object", getattr(type(holder), str(step), None))
 
 
 def put_hidden(holder: Any, step: str | int, tensor: torch.Tensor) -> None:  # noqa: ANN401
-    """Put a hidden tensor there; LookupError where that cannot be done, as in a tuple."""
+    """Put a hidden tensor there; LookupError where that cannot be done, as in a tuple.
+
+    It takes the place of what a module has registered under the name.
+    """
+    if isinstance(holder, nn.Module):
+        remove(holder, str(step))
     try:
-        if _is_attribute(holder):
-            object.__setattr__(holder, str(step), tensor)
-        else:
-            holder[step] = tensor
-    except (AttributeError, IndexError, TypeError) as error:
+        # Not by way of the class, which may make something else of it.
+        contents = vars(holder) if _is_attribute(holder) else holder
+        contents[step] = tensor
+    except (IndexError, TypeError) as error:
         raise LookupError(f"a {type(holder).__name__} takes no tensor at {step!r}") from error
+
+
+def put_plain(holder: Any, step: str | int, value: Plain) -> None:  # noqa: ANN401
+    """Set an attribute that is no tensor; LookupError where `step` is none."""
+    if not _is_attribute(holder) or not hasattr(holder, "__dict__"):
+        raise LookupError(f"a {type(holder).__name__} has no attribute {step!r}")
+    vars(holder)[str(step)] = value
 
 
 def put(module: nn.Module, leaf: str, tensor: torch.Tensor, *, persistent: bool) -> None:
     """Make `tensor` the parameter or buffer `leaf` of a module, whatever was there before."""
-    # Data of a parameter without memory cannot be assigned, so it is dropped and registered.
-    remove(module, leaf)
-    if isinstance(tensor, nn.Parameter):
-        module.register_parameter(leaf, tensor)
-    else:
-        module.register_buffer(leaf, tensor, persistent=persistent)
+    # Data of a parameter without memory cannot be assigned, so the object is another one. What
+    # torch checks when one is registered is known here.
+    is_parameter = isinstance(tensor, nn.Parameter)
+    table: dict[str, Any] = module._parameters if is_parameter else module._buffers  # noqa: SLF001
+    if leaf not in table:
+        remove(module, leaf)
+    table[leaf] = tensor
+    if not is_parameter:
+        passing = module._non_persistent_buffers_set  # noqa: SLF001
+        (passing.discard if persistent else passing.add)(leaf)
 
 
 def remove(module: nn.Module, leaf: str) -> None:

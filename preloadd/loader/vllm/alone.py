@@ -60,6 +60,23 @@ class _Silent(parallel_state.GroupCoordinator):  # type: ignore[misc]
             )
 
 
+class _Exchange:
+    """What moves tokens among ranks that share experts, without them: kernels are set up with its
+    sizes, and nothing of weights depends on what else it would be."""
+
+    def __init__(self) -> None:
+        shared, data = parallel_state.get_ep_group(), parallel_state.get_dp_group()
+        self.rank, self.world_size = shared.rank_in_group, shared.world_size
+        self.dp_rank, self.dp_world_size = data.rank_in_group, data.world_size
+        self.all2all_manager = self
+
+    def get_handle(self, *_: object) -> None:
+        """There is nothing to take hold of."""
+
+    def destroy(self) -> None:
+        """There is nothing to end."""
+
+
 def _new_group(new: Callable[..., object], ranks: list[int], **_: object) -> object:
     return new(ranks, backend=_BACKEND)
 
@@ -71,9 +88,7 @@ def alone(config: VllmConfig, placement: Placement) -> Iterator[None]:
     UnsupportedModel where in it something wants to talk to other ranks.
     """
     parallel = placement.parallel
-    rank = (
-        placement.data_rank * parallel.pipeline + placement.pipeline_rank
-    ) * parallel.tensor + placement.tensor_rank
+    rank = placement.rank
     # What a CPU worker names its shared memory by.
     os.environ.setdefault("VLLM_DIST_IDENT", f"preloadd{os.getpid()}")
     # Another way to make groups, which needs peers.
@@ -90,6 +105,8 @@ def alone(config: VllmConfig, placement: Placement) -> Iterator[None]:
         undo.enter_context(set_current_vllm_config(config))
         parallel_state.ensure_model_parallel_initialized(parallel.tensor, parallel.pipeline)
         undo.callback(parallel_state.destroy_model_parallel)
+        if parallel.data > 1:
+            parallel_state.get_ep_group().device_communicator = _Exchange()
         for name in _TALKING:
             undo.enter_context(replaced(dist, name, partial(_refused, name)))
         yield

@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import argparse
+import logging
 from collections.abc import Sequence
 from typing import NoReturn
 
 from vllm.config import ModelConfig, VllmConfig
 from vllm.config.utils import replace
 from vllm.engine.arg_utils import EngineArgs
+from vllm.usage.usage_lib import UsageContext
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from preloadd.domain.ids import Role
-from preloadd.domain.placement import Placement
+from preloadd.domain.placement import Placement, as_reported
 from preloadd.domain.settings import ModelSettings, RankSettings
+from preloadd.domain.vllm import unidentified
 from preloadd.errors import CheckpointError, ConfigError
 from preloadd.frameworks.vllm.drafts import with_backends
 from preloadd.frameworks.vllm.unusual import unusual
+from preloadd.loader.vllm.refusals import TRUST, plain, quiet, told
+
+log = logging.getLogger(__name__)
+
+_REFUSALS = (
+    *(ValueError, TypeError, NotImplementedError, AssertionError, RuntimeError, ImportError),
+)
+"""What vLLM raises of arguments that it refuses, and of packages that they would need."""
 
 
 class _Parser(FlexibleArgumentParser):  # type: ignore[misc]
@@ -24,29 +35,52 @@ class _Parser(FlexibleArgumentParser):  # type: ignore[misc]
 
     def error(self, message: str) -> NoReturn:
         """ConfigError, whatever the parser finds wrong."""
-        raise ConfigError(f"engine_args: vLLM does not accept them: {message}")
+        raise ConfigError(f"engine_args: vLLM does not accept them: {plain(message)}")
 
 
 def engine_config(settings: RankSettings) -> tuple[VllmConfig, ModelConfig]:
     """The configuration that `vllm serve` makes of the same arguments, and its part for the role.
 
-    For a draft it is the one that the engine builds the draft with. ConfigError with vLLM's own
-    words where it refuses the arguments.
+    For a draft it is the one that the engine builds the draft with. ConfigError where vLLM refuses
+    the arguments or does not know the model; its own words in full are for those who debug.
     """
     model, role = settings.model, settings.parsed_instance.role
     parser = EngineArgs.add_cli_args(_Parser(add_help=False))
     try:
         given = parser.parse_args([*model.engine_args, *_ours(model, role)])
         _name_draft(given, model, role)
-        config = EngineArgs.from_cli_args(given).create_engine_config()
-        if role is Role.DRAFT:
-            config = _drafting(config)
-    except (ValueError, TypeError, NotImplementedError, AssertionError, RuntimeError) as error:
-        raise ConfigError(f"vLLM refuses model or engine_args: {error}") from error
-    except (OSError, ImportError) as error:
+        with quiet(unless=log.isEnabledFor(logging.DEBUG)):
+            # Of defaults that depend on it, those of `vllm serve`.
+            made = EngineArgs.from_cli_args(given)
+            config = made.create_engine_config(UsageContext.OPENAI_API_SERVER)
+            _take_place(config, model.placement)
+            if role is Role.DRAFT:
+                config = _drafting(config)
+    except OSError as error:
         raise CheckpointError(f"vLLM cannot read the model's configuration: {error}") from error
+    except _REFUSALS as error:
+        log.debug("vLLM refuses the model or its arguments", exc_info=True)
+        raise ConfigError(told(error, settings, trusted=TRUST in model.engine_args)) from error
     refuse(config)
     return config, _part(config, role)
+
+
+def reported(config: VllmConfig, model: ModelSettings) -> Placement:
+    """The place of this rank as engines of this model tell of theirs."""
+    placement = model.placement
+    return as_reported(placement, moe=placement.parallel.data > 1 and config.model_config.is_moe)
+
+
+def _take_place(config: VllmConfig, placement: Placement) -> None:
+    """As the engine of each replica does (source: `run_engine_core` of vLLM). No other is asked."""
+    parallel = config.parallel_config
+    if placement.parallel.data == 1:
+        return
+    parallel.data_parallel_index = placement.data_rank
+    if config.model_config.is_moe:
+        parallel.data_parallel_rank = placement.data_rank
+    else:
+        parallel.reconfigure_for_independent_dp_rank()
 
 
 def _ours(model: ModelSettings, role: Role) -> Sequence[str]:
@@ -81,6 +115,7 @@ def _parallel(placement: Placement) -> Sequence[str]:
     arguments = [
         f"--tensor-parallel-size={parallel.tensor}",
         f"--pipeline-parallel-size={parallel.pipeline}",
+        f"--data-parallel-size={parallel.data}",
     ]
     if parallel.expert:
         arguments += [
@@ -93,15 +128,6 @@ def _parallel(placement: Placement) -> Sequence[str]:
     return arguments
 
 
-_FORMATS = frozenset(
-    {
-        *("auto", "hf", "safetensors", "fastsafetensors", "instanttensor"),
-        *("runai_streamer", "runai_streamer_sharded", "sharded_state"),
-    }
-)
-"""Load formats that read the safetensors files by which a checkpoint is identified."""
-
-
 def refuse(config: VllmConfig) -> None:
     """ConfigError for what makes other weights than the checkpoint's, or moves them afterwards."""
     parallel, speculative = config.parallel_config, config.speculative_config
@@ -110,12 +136,15 @@ def refuse(config: VllmConfig) -> None:
             "enable-eplb moves experts' rows in place, which weights that are shared do not allow: "
             "leave it out, here and in the engine"
         )
-    for each in (config.load_config, getattr(speculative, "draft_load_config", None)):
-        if each is not None and str(each.load_format) not in _FORMATS:
-            raise ConfigError(
-                f"load-format {each.load_format} does not read the safetensors files by which a "
-                f"checkpoint is identified: give one of {', '.join(sorted(_FORMATS))}"
-            )
+    formats = {
+        "--load-format": config.load_config,
+        "--speculative-config.draft_load_config.load_format": getattr(
+            speculative, "draft_load_config", None
+        ),
+    }
+    for flag, chosen in formats.items():
+        if chosen is not None and (why := unidentified(str(chosen.load_format))):
+            raise ConfigError(f"{flag}: {why}")
     if found := unusual(config):
         raise ConfigError(f"{', '.join(found)}: not with weights that are shared: leave it out")
 

@@ -14,20 +14,21 @@ from vllm.config import ModelConfig, VllmConfig
 from vllm.model_executor.models.interfaces import SupportsEagleBase
 
 from preloadd.domain.files import FileIdentity
-from preloadd.domain.key import Key
+from preloadd.domain.key import CHECKPOINT, Key
 from preloadd.domain.manifest import Artifact, Manifest
 from preloadd.domain.recipe import LAYOUT, recipe_of
 from preloadd.domain.settings import RankSettings
 from preloadd.errors import CheckpointError, OutOfRoom, ReadFailed, UnsupportedModel
 from preloadd.frameworks.vllm.identity import vllm_key
+from preloadd.loader.identifying import identify
 from preloadd.loader.report import Reporter, Tally
 from preloadd.loader.vllm.alone import alone
-from preloadd.loader.vllm.arguments import engine_config
+from preloadd.loader.vllm.arguments import engine_config, reported
 from preloadd.loader.vllm.built import Built
 from preloadd.loader.vllm.export import artifact, describe, store
 from preloadd.loader.vllm.model import build
 from preloadd.memory.api import Filler
-from preloadd.weights.checkpoint import Checkpoint, content, identities_of, open_checkpoint
+from preloadd.weights.checkpoint import Checkpoint, identities_of, open_checkpoint
 
 
 def load(
@@ -44,17 +45,19 @@ def load(
     config, model_config = engine_config(settings)
     # Before the model is built, which may change what the key is made of.
     key = _key(settings, config, model_config)
+    digest = ""
+    if settings.rendezvous is not None:
+        digest = identify(checkpoint, settings.model.digest, digest_cache, reporter)
+        reporter.identified(Key(key | {CHECKPOINT: digest}))
     tally = _Tallies(reporter, checkpoint.nbytes)
-    with alone(config, settings.model.placement):
+    with alone(config, reported(config, settings.model)):
         shards = [shard.path for shard in checkpoint.shards]
         built = _built(config, model_config, settings, shards, tally)
         export = describe(built)
         attributes = _attributes(built.model)
         stored = store(export, filler, settings.model.chunk_bytes, reporter)
     _require_unchanged(checkpoint)
-    told = Tally(reporter, "identifying", checkpoint.nbytes)
-    told(0)
-    digest = content(checkpoint, settings.model.digest, digest_cache, progress=told)
+    digest = digest or identify(checkpoint, settings.model.digest, digest_cache, reporter)
     return Manifest(
         generation=secrets.token_hex(16),
         layout=LAYOUT,
@@ -62,7 +65,7 @@ def load(
         chunks=stored.chunks,
         storages=stored.storages,
         tensors=export.tensors,
-        key=key | {"checkpoint": digest},
+        key=Key(key | {CHECKPOINT: digest}),
         recipe=recipe_of(settings, checkpoint.identities()),
         shards=checkpoint.weights_identities(),
         aliases=export.aliases,
@@ -84,7 +87,7 @@ def _key(settings: RankSettings, config: VllmConfig, model_config: ModelConfig) 
         config,
         model_config,
         checkpoint="",
-        placement=settings.model.placement,
+        placement=reported(config, settings.model),
         role=settings.parsed_instance.role,
         layout=settings.model.layout,
         environ=os.environ,

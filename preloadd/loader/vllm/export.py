@@ -12,7 +12,14 @@ from preloadd.domain import dtypes
 from preloadd.domain.manifest import ALIGNMENT, Artifact, Kind, Storages, Tensors
 from preloadd.errors import UnsupportedModel
 from preloadd.frameworks.torch import DTYPES
-from preloadd.frameworks.vllm.walk import Found, beside, empty_names, modules_of, registered
+from preloadd.frameworks.vllm.walk import (
+    Found,
+    Plain,
+    beside,
+    empty_names,
+    modules_of,
+    registered,
+)
 from preloadd.loader.report import Reporter, Tally
 from preloadd.loader.vllm.built import Built
 from preloadd.memory.api import PIECE, Filler, Rows, WritableChunk
@@ -36,7 +43,9 @@ class Export:
     """What is to be stored: runs of bytes, each once, and tensors that are views of them.
 
     `on_host` names tensors in host memory beside weights on a GPU, `empty` those that are None,
-    `gone` those that processing took away; `outline` is of the model without weights.
+    `gone` those that processing took away, `blank` hidden ones that are zero all over: room to
+    work in, of a size that engines may choose otherwise. `state` are plain values that processing
+    has set, `outline` is of the model without weights.
     """
 
     runs: list[_Run] = field(default_factory=list)
@@ -45,6 +54,8 @@ class Export:
     on_host: list[str] = field(default_factory=list)
     empty: list[str] = field(default_factory=list)
     gone: list[str] = field(default_factory=list)
+    blank: list[str] = field(default_factory=list)
+    state: dict[str, Plain] = field(default_factory=dict)
     outline: str = ""
 
     @property
@@ -59,7 +70,7 @@ def describe(built: Built) -> Export:
     Parameters come first, so that what engines copy for themselves lies together behind them.
     """
     modules = modules_of(built.model)
-    export = Export(empty=empty_names(modules), outline=built.outline)
+    export = Export(empty=empty_names(modules), state=built.state, outline=built.outline)
     export.gone = sorted(built.names - {found.name for found in registered(modules)})
     device = next(
         (found.tensor.device for found in registered(modules) if found.kind is Kind.PARAMETER),
@@ -84,9 +95,17 @@ def describe(built: Built) -> Export:
                 )
             export.on_host.append(found.name)
         found_rows.append((found, _place(found, export.runs, places)))
+    export.blank = [found.name for found, _ in found_rows if _is_blank(found)]
     for found, run in found_rows:
         _add_row(export.tensors, found, run, export.runs[run].first)
     return export
+
+
+def _is_blank(found: Found) -> bool:
+    tensor = found.tensor
+    if found.kind is not Kind.HIDDEN or tensor.numel() < 2 or not tensor.is_contiguous():
+        return False
+    return not bool(tensor.view(-1).view(torch.uint8).any())
 
 
 def _place(found: Found, runs: list[_Run], places: dict[int, int]) -> int:
@@ -202,6 +221,8 @@ def artifact(export: Export) -> Artifact:
         "on_host": export.on_host,
         "empty": export.empty,
         "gone": export.gone,
+        "blank": export.blank,
+        "state": export.state,
         "outline": export.outline,
     }
     return Artifact("vllm", "model.json", msgspec.json.encode(told))

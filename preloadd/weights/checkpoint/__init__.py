@@ -3,6 +3,7 @@
 Nothing here needs torch or safetensors, because rank, loader and engine all ask.
 """
 
+from preloadd.weights.checkpoint.code import code_of
 from preloadd.weights.checkpoint.digest import content
 from preloadd.weights.checkpoint.folder import (
     config_of,
@@ -21,6 +22,7 @@ __all__ = [
     "ShardHeader",
     "StoredTensor",
     "TensorInfo",
+    "code_of",
     "config_of",
     "content",
     "identify",

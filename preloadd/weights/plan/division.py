@@ -1,10 +1,10 @@
-"""The arithmetic of a tensor-parallel cut: which spans of an axis a rank holds, and what fits."""
+"""The arithmetic of a cut: which spans of an axis a rank holds, and what fits."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from preloadd.domain.placement import Placement
+from preloadd.domain.placement import Parallel, Share
 from preloadd.errors import CheckpointError
 from preloadd.weights.plan.dimensions import Dimensions
 from preloadd.weights.plan.families import Rule, Unit
@@ -17,18 +17,17 @@ _MOST_RANKS = 256
 
 
 def spans(
-    rule: Rule, name: str, shape: tuple[int, ...], dims: Dimensions, placement: Placement
+    rule: Rule, name: str, shape: tuple[int, ...], dims: Dimensions, share: Share
 ) -> Iterator[range]:
     """What the rank holds along `rule.axis`, one span for each part of a fused tensor."""
     start = 0
-    ranks, rank = placement.parallel.tensor, placement.tensor_rank
     for (unit, count), length in _parts(rule, name, shape, dims):
-        shares, share = ranks, rank
+        ranks, rank = share
         if unit is Unit.KV_HEADS and count < ranks:
             # Neighbouring ranks hold the same head: their query heads are the ones it serves.
-            shares, share = count, rank // (ranks // count)
-        width = length // shares
-        yield range(start + share * width, start + (share + 1) * width)
+            ranks, rank = count, rank // (ranks // count)
+        width = length // ranks
+        yield range(start + rank * width, start + (rank + 1) * width)
         start += length
 
 
@@ -38,20 +37,38 @@ def counts(rule: Rule, name: str, shape: tuple[int, ...], dims: Dimensions) -> I
         yield count
 
 
-def uneven(found: Collection[Count], ranks: int) -> list[str]:
-    """What does not divide by `ranks`, as one line of text each, in the order of `Unit`."""
+def uneven(found: Collection[Count], parallel: Parallel) -> list[str]:
+    """What does not divide by its ranks, as one line of text each, in the order of `Unit`.
+
+    Replicas are not alone with what is of experts: all tensor ranks of all of them cut it.
+    """
     return [
-        f"{count} {unit} do not divide by {ranks} tensor-parallel ranks"
+        f"{count} {unit} do not divide by {_told(unit, parallel)}"
         for unit in Unit
         for count in sorted(count for each, count in found if each is unit)
-        if not _fits(unit, count, ranks)
+        if not _fits(unit, count, _ranks(unit, parallel))
     ]
 
 
-def fitting(found: Collection[Count]) -> list[int]:
-    """The tensor-parallel sizes that divide everything found, 1 among them."""
+def fitting(found: Collection[Count], data: int = 1) -> list[int]:
+    """The tensor-parallel sizes that divide everything found, beside so many replicas; ascending.
+
+    With one replica 1 is among them.
+    """
     most = min((count for unit, count in found if unit is not Unit.KV_HEADS), default=1)
-    return [n for n in range(1, min(most, _MOST_RANKS) + 1) if not uneven(found, n)]
+    sizes = range(1, min(most, _MOST_RANKS) + 1)
+    return [size for size in sizes if not uneven(found, Parallel(tensor=size, data=data))]
+
+
+def _ranks(unit: Unit, parallel: Parallel) -> int:
+    return parallel.tensor * (parallel.data if unit is Unit.EXPERT else 1)
+
+
+def _told(unit: Unit, parallel: Parallel) -> str:
+    if unit is Unit.EXPERT and parallel.data > 1:
+        sizes = f"{parallel.tensor} tensor x {parallel.data} data"
+        return f"{_ranks(unit, parallel)} ranks ({sizes})"
+    return f"{parallel.tensor} tensor-parallel ranks"
 
 
 def _fits(unit: Unit, count: int, ranks: int) -> bool:

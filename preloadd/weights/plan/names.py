@@ -22,9 +22,9 @@ class Spot:
     expert: int | None = None
 
     @property
-    def of_all_experts(self) -> bool:
-        """Whether this is a tensor of all experts of a layer together."""
-        return self.expert is None and ".experts." in self.tail
+    def of_experts(self) -> bool:
+        """Whether this is a tensor of one expert, or of all experts of a layer together."""
+        return ".experts." in self.tail
 
 
 def locate(name: str) -> Spot:

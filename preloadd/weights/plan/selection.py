@@ -1,7 +1,8 @@
 """What one rank holds of a checkpoint: pipeline stage, experts and tensor-parallel cut together.
 
 Nothing is replicated or dropped on a guess: where a model is divided and a tensor is not
-understood, the whole selection is refused. Data-parallel replicas hold the same.
+understood, the whole selection is refused. Data-parallel replicas hold the same, but for experts:
+those they hold between them, as vLLM has it.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from preloadd.domain.placement import Placement, experts_of, layers_of
+from preloadd.domain.experts import held_as
+from preloadd.domain.placement import Placement, Share, experts_of, layers_of
 from preloadd.errors import CheckpointError, ConfigError, UnsupportedModel
 from preloadd.weights.plan.dimensions import Dimensions, architecture, dimensions
 from preloadd.weights.plan.division import Count, counts, fitting, spans, uneven
@@ -34,15 +36,17 @@ def select(
 ) -> list[Slice]:
     """What the rank at `placement` holds, in the order of the files so that reads are sequential.
 
-    `config` is config.json as parsed. Every rank of a group finds the same faults: UnsupportedModel
-    when an architecture, quantisation or tensor cannot be divided, ConfigError listing every size
-    that does not divide, CheckpointError when config.json and tensors contradict each other.
+    `config` is config.json as parsed. Every rank of a group finds the same faults, so that one can
+    be asked for all of them: UnsupportedModel when an architecture, quantisation or tensor cannot
+    be divided, ConfigError listing every size that does not divide, CheckpointError when
+    config.json and tensors contradict each other.
     """
     ordered = sorted(tensors.items(), key=lambda item: (item[1].file, item[1].start, item[0]))
-    if placement.undivided:
+    held = held_as(placement, config)
+    if held.undivided:
         return [whole(name, source) for name, source in ordered]
     found = [_Found(name, locate(name), source) for name, source in ordered]
-    division = _division(config, placement, has_head="lm_head.weight" in tensors)
+    division = _division(config, held, has_head="lm_head.weight" in tensors)
     division.prove(found)
     return list(division.slices(found))
 
@@ -58,7 +62,7 @@ class _Found:
 
 @dataclass(frozen=True, slots=True)
 class _Division:
-    """One model of a known family, divided as `placement` says."""
+    """One model of a known family, divided as `placement` says, which is one of `held_as`."""
 
     architecture: str
     family: Family
@@ -106,24 +110,26 @@ class _Division:
 
     def _cuts(self, spot: Spot) -> bool:
         """Whether this division cuts some tensors at spots like this, so that a rule is needed."""
-        return self.placement.parallel.tensor > 1 or (
-            self.placement.expert_size > 1 and spot.of_all_experts
-        )
+        dealt = self.placement.parallel.expert and spot.expert is not None
+        return not dealt and self._share(spot).ranks > 1
+
+    def _share(self, spot: Spot) -> Share:
+        """The rank's place among those that hold what is there between them."""
+        return self.placement.expert_share if spot.of_experts else self.placement.tensor_share
 
     def _uneven(self, found: Sequence[_Found]) -> list[str]:
-        ranks = self.placement.parallel.tensor
-        if ranks == 1:
-            return []
         counted = dict.fromkeys(count for tensor in found for count in self._counts(tensor))
-        faults = uneven(counted, ranks)
+        parallel = self.placement.parallel
+        faults = uneven(counted, parallel)
         if faults:
-            sizes = ", ".join(map(str, fitting(counted)))
-            faults.append(f"tensor parallel sizes that divide this model: {sizes}")
+            sizes = ", ".join(map(str, fitting(counted, parallel.data))) or "none"
+            beside = f" beside data parallel size {parallel.data}" if parallel.data > 1 else ""
+            faults.append(f"tensor parallel sizes that divide this model{beside}: {sizes}")
         return faults
 
     def _counts(self, tensor: _Found) -> Iterator[Count]:
         rule = self._rule(tensor.spot) or _REPLICATED
-        if not self._deals(tensor.spot, rule):
+        if self._share(tensor.spot).ranks > 1 and not self._deals(tensor.spot, rule):
             yield from counts(rule, tensor.name, tensor.source.shape, self.dims)
 
     def _deals(self, spot: Spot, rule: Rule) -> bool:
@@ -139,12 +145,23 @@ class _Division:
             )
 
     def _misplaced(self) -> Iterator[str]:
-        if self.placement.parallel.expert and not self.family.has_experts:
-            yield f"expert parallelism is on, but {self.architecture} has no experts: turn it off"
+        if self.placement.parallel.expert:
+            yield from self._undealt()
         try:
             layers_of(self.placement, self.dims.layers)
         except ConfigError as error:
             yield str(error)
+
+    def _undealt(self) -> Iterator[str]:
+        experts, parallel = self.dims.experts, self.placement.parallel
+        if not experts:
+            yield f"expert parallelism is on, but {self.architecture} has no experts: turn it off"
+        elif experts < self.placement.expert_size:
+            yield (
+                f"{experts} experts cannot be dealt to {self.placement.expert_size} ranks "
+                f"({parallel.tensor} tensor x {parallel.data} data): use at most {experts}, or "
+                "turn expert parallelism off"
+            )
 
     def _in_stage(self, spot: Spot, stage: range) -> bool:
         if spot.layer is not None:
@@ -159,9 +176,10 @@ class _Division:
         rule = self._rule(tensor.spot) or _REPLICATED
         if self._deals(tensor.spot, rule):
             return self._dealt(tensor, rule, experts)
-        if rule.axis is None or self.placement.parallel.tensor == 1:
+        share = self._share(tensor.spot)
+        if rule.axis is None or share.ranks == 1:
             return whole(name, source)
-        taken = spans(rule, name, source.shape, self.dims, self.placement)
+        taken = spans(rule, name, source.shape, self.dims, share)
         return cut(name, source, rule.axis, taken)
 
     def _dealt(self, tensor: _Found, rule: Rule, experts: Sequence[int]) -> Slice:
@@ -177,19 +195,22 @@ def _division(config: Mapping[str, object], placement: Placement, *, has_head: b
             f"{name or 'a model without architectures in config.json'} cannot be divided over "
             f"ranks: use parallel sizes of 1, or one of {', '.join(ARCHITECTURES)}"
         )
-    if placement.parallel.tensor > 1:
-        _refuse_quantised(config)
+    parallel = placement.parallel
+    if parallel.tensor > 1 or (parallel.data > 1 and not parallel.expert):
+        _refuse_quantised(config, replicas=parallel.data > 1)
     family = ARCHITECTURES[name]
     dims = dimensions(config, family, has_head=has_head)
     return _Division(name, family, dims, placement)
 
 
-def _refuse_quantised(config: Mapping[str, object]) -> None:
+def _refuse_quantised(config: Mapping[str, object], *, replicas: bool) -> None:
     quantisation = config.get("quantization_config")
     if not quantisation:
         return
     method = quantisation.get("quant_method") if isinstance(quantisation, Mapping) else None
+    dealt = ", its replicas with expert parallelism only" if replicas else ""
     raise UnsupportedModel(
         f"the checkpoint is quantised ({method or 'method not named'}): where packed values and "
         "scales may be cut depends on the method, so it loads at tensor parallel size 1 only"
+        f"{dealt}"
     )

@@ -49,7 +49,7 @@ class Wrong:
 CASES = {
     "fine-tune with equal headers": Wrong("checkpoint", lambda zoo: zoo("llama", seed=2)),
     "another dtype": Wrong("dtype", arguments={"dtype": "float32"}),
-    "another base of RoPE": Wrong("rope", arguments={"hf_overrides": OTHER_ROPE}),
+    "another base of RoPE": Wrong("rope.rope_theta", arguments={"hf_overrides": OTHER_ROPE}),
     "another quantisation": Wrong(
         "quantization", lambda zoo: zoo.variant(zoo("llama"), "quantised", UNUSED_QUANTISATION)
     ),

@@ -69,13 +69,13 @@ def test_a_draft_that_no_daemon_holds_comes_from_disk_even_without_fallback(rank
 
 def test_another_switch_in_the_environment_is_a_mismatch(zoo, daemon, lasting, monkeypatch):
     with monkeypatch.context() as daemons:
-        daemons.setenv("VLLM_CPU_SGL_KERNEL", "1")
+        daemons.setenv("VLLM_CPU_INT4_W4A8", "0")
         rank = daemon(zoo("llama"))
     lasting.load(zoo("llama"))
     said = lasting.generate()
     rank.serving("CPU-0")
     loaded = lasting.attach(zoo("llama"), rank.sockets)
-    assert re.search("environment: daemon has .*VLLM_CPU_SGL_KERNEL", loaded.reason)
+    assert "environment.VLLM_CPU_INT4_W4A8: daemon has '0', engine wants" in loaded.reason
     assert loaded.shared == 0
     assert lasting.generate() == said
 
@@ -117,7 +117,36 @@ def test_files_that_do_not_identify_a_checkpoint_are_not_loaded(zoo, group, tmp_
 def test_a_format_that_does_not_read_what_identifies_a_checkpoint_is_refused(zoo, group):
     failing = group(zoo("llama"), "--load-format=dummy")
     assert failing.ended() == 78
-    assert "load-format dummy does not read the safetensors files" in failing.told
+    assert "--load-format: 'dummy' is no format that reads the safetensors files" in failing.told
+
+
+def test_a_draft_that_is_read_in_such_a_format_is_refused_as_well(zoo, group):
+    draft = {"method": "ngram", "num_speculative_tokens": 2}
+    draft |= {"draft_load_config": {"load_format": "dummy"}}
+    failing = group(zoo("llama"), "--speculative-config", json.dumps(draft))
+    assert failing.ended() == 78
+    assert "draft_load_config.load_format: 'dummy' is no format" in failing.told
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ({}, "is of a kind that vLLM 0."),
+        ({"auto_map": {"AutoConfig": "configuration_wombat.Wombat"}}, "comes with code of its own"),
+    ],
+)
+def test_a_model_that_vllm_does_not_know_is_told_in_one_line(zoo, group, tmp_path, more, told):
+    model = shutil.copytree(zoo("llama"), tmp_path / "wombat")
+    config = json.loads((model / "config.json").read_text())
+    config |= {"model_type": "wombat", "architectures": ["WombatForCausalLM"], **more}
+    (model / "config.json").write_text(json.dumps(config))
+    failing = group(model)
+    assert failing.ended() == 78
+    last = failing.told.splitlines()[-1]
+    assert last.startswith(f"stopping: CPU-0 ended with status 78: {model} {told}"), failing.told
+    assert "--trust-remote-code" in last
+    for word in ("pydantic", "pip install", "Traceback"):
+        assert word not in failing.told
 
 
 def test_weights_that_cannot_be_shared_processed_are_shared_raw(zoo, group, lasting, tmp_path):
@@ -144,7 +173,8 @@ def test_weights_that_cannot_be_shared_processed_are_shared_raw(zoo, group, last
 # ---- builds that fail, and what must not be built
 
 PLUGIN = """
-import json, sys
+import json, sys, torch
+from functools import partial
 from types import SimpleNamespace as Config
 from preloadd.engine.options import Options
 from preloadd.engine.vllm import binding, loader
@@ -152,6 +182,7 @@ from preloadd.engine.vllm.request import require_unmoved
 from preloadd.errors import AttachError
 
 ERRORS = [RuntimeError("of its own"), AttachError("nothing in x.weight"), AttachError("in a copy")]
+ERRORS.append("a tensor that is left")
 complete, load_model = binding._Binding.complete, loader.PreloaddLoader.load_model
 
 def register():
@@ -161,7 +192,10 @@ def register():
 
 def failing(self):
     complete(self)
-    if ERRORS:
+    if ERRORS and ERRORS[0] == "a tensor that is left":
+        self._model.scaled = partial(print, torch.empty(1, device="meta"))
+        ERRORS.clear()
+    elif ERRORS:
         raise ERRORS.pop(0)
 
 def counting(self, vllm_config, model_config, prefix=""):
@@ -204,7 +238,7 @@ def refusal(mode="zero_copy", sleep=False, **more):
 
 @pytest.fixture(scope="module")
 def spoiled(vllm_python, tmp_path_factory):
-    """An engine with a plugin of vLLM that lets the first three builds fail when they are done,
+    """An engine with a plugin of vLLM that lets the first four builds fail when they are done,
     and tells what it would be refused."""
     folder = tmp_path_factory.mktemp("plugin")
     described = folder / "spoiling-1.0.dist-info"
@@ -249,18 +283,34 @@ def test_a_build_that_fails_leaves_nothing_behind_and_the_next_one_attaches(
     told = rank.status()
     assert (told.state, told.lease_count) == ("serving", 0)
 
+    empty = spoiled.attach(model, rank.sockets)
+    assert "left without content, as the daemon has none for it: ::scaled.args[0]" in empty.reason
+    assert empty.shared == 0
+    assert spoiled.generate() == said
+
     loaded = spoiled.attach(model, rank.sockets)
     assert not loaded.reason
     assert loaded.shared > 10 * loaded.private
     assert spoiled.generate() == said
     assert rank.status().lease_count == 1
 
-    # What a mapping uses is counted as the daemon's; what is loaded from disk after all is not.
-    assert lines(loaded.told, "counted") == [str(rank.status().arena_bytes)]
+    # What a mapping uses is counted as the daemon's; what is loaded from disk after all is not,
+    # unless that comes out too late.
+    nbytes = rank.status().arena_bytes
+    assert lines(loaded.told, "counted") == [str(nbytes)]
+    for late in (fallen, empty):
+        assert lines(late.told, "counted") == [str(nbytes)]
+        assert re.search(
+            rf"vLLM has counted {nbytes:,} bytes for the daemon's weights already, .*"
+            "restart the engine once this is mended",
+            late.reason,
+        )
     assert lines(copied.told, "counted") == ["0"]
+    assert "has counted" not in copied.reason
     other = spoiled.attach(model, rank.sockets, also={"dtype": "float32"})
     assert "dtype: daemon has" in other.reason
     assert lines(other.told, "counted") == ["0"]
+    assert "has counted" not in other.reason
 
     # Nothing is saved that a model from disk would not save, and nothing lacks content.
     assert lines(loaded.told, "kept buffers") == lines(fallen.told, "kept buffers") != []

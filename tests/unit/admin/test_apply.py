@@ -113,7 +113,7 @@ def test_group_with_other_ranks_is_told(host):
     host.running()
     todo = plan(host.world)
     assert "a: has other ranks now: `systemctl restart preloadd-group@a.target`" in todo.news
-    assert "parallel: was" in str(todo.drops[0])
+    assert "parallel.pipeline: was [1,0], now [2,0]" in str(todo.drops[0])
 
 
 def test_what_no_rank_wrote_is_not_taken_for_nothing(host):
@@ -155,3 +155,17 @@ def test_edits_keep_the_mode_of_the_file(host):
     assert path.stat().st_mode & 0o777 == 0o640
     with pytest.raises(ConfigError, match="could not be written: No such file"):
         write({host.root / "none/a.toml": b""})
+
+
+def test_gpus_of_a_node_are_written_in_full_where_they_are_written(host):
+    host.gpus(A)
+    path = host.group(
+        more="[parallel]\ntensor_parallel_size = 2\nnnodes = 2\nmaster_addr = '10.0.0.1'\n"
+        "weight_cache_master_port = 29600\n"
+    )
+    drop_in = path.with_suffix(".toml.d") / "node.toml"
+    drop_in.parent.mkdir()
+    drop_in.write_text('gpus = "all"\n[parallel]\nnode_rank = 1\n')
+    with pytest.raises(ConfigError) as caught:
+        plan(host.world)
+    assert f"{drop_in}: gpus[0]: {A} is not seen by a loader: " in str(caught.value)

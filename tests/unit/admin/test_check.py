@@ -245,3 +245,12 @@ def test_model_that_the_service_cannot_read(host, socket_dir):
     found = [fault for fault in faults(host) if ": model: " in fault]
     assert "nobody cannot read it: " in found[0]
     assert "no permission to enter it (open it: chmod, chown or setfacl)" in found[0]
+
+
+def test_a_model_that_ranks_cannot_hold_between_them(host):
+    gpus = '["CPU-0", "CPU-1", "CPU-2"]'
+    file = host.group(gpus=gpus, more="[parallel]\ntensor_parallel_size = 3\n")
+    (fault,) = look(host).faults
+    assert (fault.origin, fault.key) == (str(file), "parallel")
+    assert "attention heads do not divide by 3" in fault.text
+    assert fault.text.endswith("(change the sizes)")

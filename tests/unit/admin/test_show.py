@@ -36,3 +36,18 @@ def test_sizes_that_an_engine_is_given_are_told_from_the_file(host):
     assert told["engine_args"] == {"value": {"tp": 1, "dtype": "auto"}, "origin": str(file)}
     assert told["parallel.tensor_parallel_size"] == {"value": 1, "origin": str(file)}
     assert told["layout"] == {"value": "auto", "origin": "default"}
+
+
+def test_values_of_drop_ins_and_what_nobody_gave(host):
+    file = host.group()
+    drop_in = file.with_suffix(".toml.d") / "node.toml"
+    drop_in.parent.mkdir()
+    drop_in.write_text("[parallel]\nnnodes = 1\n")
+    found = survey(host.config, {})
+    (group,) = json.loads(as_json(found))["groups"]
+    assert group["settings"]["parallel.nnodes"] == {"value": 1, "origin": str(drop_in)}
+    assert group["settings"]["gpus"]["origin"] == str(file)
+    assert group["settings"]["parallel.node_rank"] == {"value": None, "origin": "default"}
+    shown = " ".join(as_table(found).split())
+    assert f"parallel.nnodes = 1 # {drop_in}" in shown
+    assert "parallel.node_rank is not given # default" in shown

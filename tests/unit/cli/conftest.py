@@ -68,6 +68,8 @@ def ctl(socket_dir: Path, systemd: SystemctlStandIn, capsys: pytest.CaptureFixtu
 
     def ctl(*arguments: str) -> Ran:
         environ = {**systemd.environ, "PRELOADD_SOCKET_DIR": str(socket_dir)}
+        # Where no supervisor listens, whatever runs on this host.
+        environ |= {"PRELOADD_SUPERVISOR_PORT": "1"}
         environ |= {"XDG_RUNTIME_DIR": str(systemd.home), "TMPDIR": str(systemd.home)}
         world = World(environ, os.geteuid(), io.StringIO(), io.StringIO())
         status = run(arguments, world)

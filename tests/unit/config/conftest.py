@@ -24,6 +24,7 @@ def write(tmp_path: Path) -> Write:
 
     def write(files: dict[str, str] | None = None) -> Path:
         for name, text in (files or {}).items():
+            (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).write_text(text)
         return folder
 

@@ -28,7 +28,7 @@ def files(folder: str) -> tuple[FileIdentity, ...]:
         (model(path="/srv/b", name="b"), "model: was a (/srv/a), now b (/srv/b)"),
         (model(digest=Digest.FULL), "digest: was sampled, now full"),
         (model(revision="r"), "revision: was unset, now r"),
-        (model(placement=Placement(Parallel(tensor=2))), "parallel: "),
+        (model(placement=Placement(Parallel(tensor=2))), "parallel.tensor: was [1,0], now [2,0]"),
         (None, "no group has this device any more"),
     ],
 )

@@ -1,7 +1,8 @@
 import pytest
 
 from preloadd.config.arguments import Argument, from_table, from_words
-from preloadd.config.drafts import METHODS, Gathered, Speculation, gather
+from preloadd.config.drafts import Gathered, Speculation, gather
+from preloadd.domain.vllm import DRAFT_METHODS
 
 
 def of(*words: str, **said: str) -> Gathered:
@@ -78,11 +79,11 @@ def test_what_cannot_be_is_told_with_the_remedy(words, told):
     assert wrong.text.endswith(")")
 
 
-@pytest.mark.parametrize("method", [*METHODS, "deepseek_mtp"])
+@pytest.mark.parametrize("method", [*DRAFT_METHODS, "deepseek_mtp"])
 def test_drafts_that_ranks_hold(method):
     found = Speculation({"method": method})
     assert found.held
-    assert found.method in METHODS
+    assert found.method in DRAFT_METHODS
     assert found.why_not_held == ""
 
 

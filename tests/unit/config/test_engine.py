@@ -97,10 +97,16 @@ def test_nothing_is_wrong_where_there_is_nothing_or_others_complain(text):
         (vllm("spec-method = 'mtp', spec-tokens = 1", 'gpus = ["a"]'), ("a", "a.draft")),
         (vllm("spec-method = 'mtp'", 'gpus = ["a"]\n[draft]\nenabled = false'), ("a",)),
         (
-            vllm("spec-method = 'mtp', spec-tokens = 1, pp = 2", 'gpus = ["a", "b", "c", "d"]'),
+            vllm("spec-method = 'mtp', pp = 2, tp = 2", 'gpus = ["a", "b", "c", "d"]'),
             ("a", "b", "c", "d", "c.draft", "d.draft"),
         ),
-        (vllm("spec-method = 'mtp', pp = 'x'", 'gpus = ["a"]'), ("a",)),
+        (
+            vllm("spec-method = 'mtp', pp = 2, n = 2", 'gpus = ["a"]\n[parallel]\nnode_rank = 1'),
+            ("a", "a.draft"),
+        ),
+        (vllm("spec-method = 'mtp', pp = 2, n = 2, r = 0", 'gpus = ["a"]'), ("a",)),
+        (vllm("spec-method = 'mtp', pp = 'x'", 'gpus = ["a"]'), ("a", "a.draft")),
+        (vllm("spec-method = 'mtp'", 'gpus = ["a"]\nparallel = 3'), ("a", "a.draft")),
     ],
 )
 def test_members_are_seen_whatever_else_is_wrong(given, expected):

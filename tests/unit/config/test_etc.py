@@ -38,6 +38,9 @@ def test_every_key_stands_there_with_its_default(path, model):
         if info.is_required():
             continue
         default = info.get_default(call_default_factory=True, validated_data={})
+        if default is None:  # which TOML cannot say: an example stands there
+            assert written is not None, key
+            continue
         expected = list(default) if isinstance(default, tuple) else default
         assert (type(written), written) == (type(expected), expected) or written == int(expected), (
             key
@@ -88,5 +91,5 @@ def test_every_key_is_documented_with_its_default(model):
         else:
             default = info.get_default(call_default_factory=True, validated_data={})
             text = json.dumps(int(default) if type(default) is ByteSize else default)
-            start = f"| `{'.'.join(key)}` | `{text}` |"
+            start = f"| `{'.'.join(key)}` | {'' if default is None else f'`{text}` '}|"
         assert start in page

@@ -11,6 +11,7 @@ from preloadd.config.files import (
     Layers,
     config_dir,
     folder_faults,
+    group_documents,
     group_files,
     host_files,
     parse,
@@ -176,3 +177,51 @@ def test_fault_without_key_is_about_the_file():
 @given(st.binary(max_size=300))
 def test_any_bytes_are_a_table_or_a_fault(raw):
     assert isinstance(parse(raw, "x"), dict | Fault)
+
+
+def test_drop_ins_of_a_group_are_laid_over_its_file(tmp_path):
+    groups = tmp_path / "groups.d"
+    dropped = groups / "a.toml.d"
+    dropped.mkdir(parents=True)
+    texts = {
+        groups / "a.toml": 'model = "/m"\n[parallel]\nnnodes = 2\n',
+        groups / "b.toml": "",
+        dropped / "1.toml": "gpus = []\n[parallel]\nnode_rank = 0\n",
+        dropped / "2.toml": '[parallel]\nnode_rank = 1\n[engine_args]\n"a.b" = 1\n',
+        dropped / ".3.toml": "x",
+    }
+    for path, text in texts.items():
+        path.write_text(text)
+    paths = group_files(tmp_path).paths
+    assert paths == [groups / "a.toml", dropped / "1.toml", dropped / "2.toml", groups / "b.toml"]
+    (a, b), faults = group_documents(paths)
+    assert not faults
+    assert a.table["parallel"] == {"nnodes": 2, "node_rank": 1}
+    homes = {
+        "model": groups / "a.toml",
+        "gpus": dropped / "1.toml",
+        "gpus[2]": dropped / "1.toml",
+        "parallel.nnodes": groups / "a.toml",
+        "parallel.node_rank": dropped / "2.toml",
+        'engine_args."a.b"': dropped / "2.toml",
+        "engine_args": dropped / "2.toml",
+        "revision": groups / "a.toml",
+    }
+    assert {key: a.home(key) for key in homes} == {key: str(home) for key, home in homes.items()}
+    assert a.at_home(Fault("", "gpus", "x")) == Fault(str(dropped / "1.toml"), "gpus", "x")
+    assert a.layers.origin(["parallel", "node_rank"]) == str(dropped / "2.toml")
+    assert (b.path, b.table, b.home("x")) == (groups / "b.toml", {}, str(groups / "b.toml"))
+
+
+def test_a_group_is_left_out_with_whatever_of_it_cannot_be_read(tmp_path):
+    groups = tmp_path / "groups.d"
+    for name in ("a", "b"):
+        (groups / f"{name}.toml.d").mkdir(parents=True)
+        (groups / f"{name}.toml").write_text("x" if name == "a" else "")
+        (groups / f"{name}.toml.d/node.toml").write_text("x" if name == "b" else "")
+    documents, faults = group_documents(group_files(tmp_path).paths)
+    assert documents == []
+    assert [fault.origin for fault in faults] == [
+        str(groups / "a.toml"),
+        str(groups / "b.toml.d/node.toml"),
+    ]

@@ -4,10 +4,14 @@ from pathlib import Path
 
 import pytest
 
+from preloadd.config.arguments import from_words
 from preloadd.config.files import Document, Fault, parse
 from preloadd.config.group import Group, claims, is_full, judge
+from preloadd.domain.nodes import launch_faults
 from preloadd.domain.placement import ExpertPlacement
 from preloadd.domain.settings import CHUNK_BYTES, Layout, Memory
+from tests.placements import launch_of
+from tests.refused_placements import REFUSALS
 
 UUID = "GPU-53b1d48b-de77-970d-5f91-576155feee6c"
 MIG = UUID.replace("GPU", "MIG")
@@ -95,7 +99,8 @@ def test_everything_that_can_be_said():
         ("tensor_parallel_sizes = 2", "tensor_parallel_sizes", "'parallel.tensor_parallel_size'"),
         ("qqqq = 2", "qqqq", "known here: name, model"),
         ('[parallel]\ndigest = "full"', "parallel.digest", "before the first [table]"),
-        ("[parallelx]\nnodes = 1", "parallelx", "did you mean 'parallel'?"),
+        ("[parallelx]\nnnodes = 1", "parallelx", "did you mean 'parallel'?"),
+        ("[parallel]\nnodes = 2", "parallel.nodes", "did you mean 'nnodes'?"),
         ('"a\\nb" = 1', '"a\\nb"', "no such key"),
         ('builder = "vlm"', "builder", "must be 'native' or 'vllm' (given: 'vlm')"),
         ('memory = "cuda"', "memory", 'but gpus lists CPU-0 (write "host"'),
@@ -109,12 +114,9 @@ def test_everything_that_can_be_said():
         ('layout = "flat"', "layout", "must be 'auto', 'processed', 'plain' or 'raw'"),
         ("layout = []", "layout", "must be 'auto'"),
         ("memory = []", "memory", "must be 'auto'"),
-        ("[parallel]\nnodes = 2", "parallel.nodes", "not in this version"),
-        (
-            "[parallel]\ndata_parallel_size = 2",
-            "parallel.data_parallel_size",
-            "not in this version",
-        ),
+        ("[parallel]\nnnodes = '2'", "parallel.nnodes", "must be a whole number"),
+        ("[parallel]\nmaster_addr = 1", "parallel.master_addr", "must be text in quotes"),
+        ("[parallel]\nmaster_port = 0", "parallel.master_port", "must be at least 1"),
         ('[draft]\nmodel = "/d"', "draft", 'write builder = "vllm", or leave the table out)'),
         ("[draft]\nenabled = 1", "draft.enabled", "true or false"),
         (
@@ -150,7 +152,6 @@ def test_everything_that_can_be_said():
             "parallel.enable_expert_parallel",
             "true or false",
         ),
-        ("[parallel]\ntensor_parallel_size = 2", "gpus", "= 2 ranks"),
     ],
 )
 def test_fault_names_key_and_remedy(more, key, told):
@@ -169,10 +170,10 @@ VLLM = f'{GOOD}builder = "vllm"\n'
         ("engine_args = { load-format = 'ipc_cache' }", "engine_args.load-format", "for engines"),
         ("engine_args = { model = 'x' }", "engine_args.model", "(leave it out: see `model`)"),
         ("engine_args = { x = 2026-11-30 }", "engine_args.x", "no argument can"),
-        ("engine_args = { '-tp' = 2 }", "gpus", "2 (tensor) x 1 (pipeline) = 2 ranks"),
         ("engine_args = { '-tp' = 0 }", "engine_args.-tp", "must be at least 1"),
         ("engine_args = { '-tp' = 'x' }", "engine_args.-tp", "must be a whole number"),
-        ("engine_args = { dp = 2 }", "engine_args.dp", "data parallelism: not in this version"),
+        ("engine_args = { pcp = 2 }", "engine_args.pcp", "of contexts: not in this version"),
+        ("engine_args = { dpn = 2 }", "engine_args.dpn", "(write data-parallel-start-rank, and"),
         (
             "engine_args = { expert-placement-strategy = 'x' }",
             "engine_args.expert-placement-strategy",
@@ -327,21 +328,118 @@ def test_model_that_depends_on_a_folder(model):
 
 def test_all_faults_are_told_at_once():
     found = faults(
-        'gpus = ["CPU-0", "CPU-1", "x"]\ndigest = "x"\n[parallel]\nnodes = 3\n[seed]\nz = 1'
+        'gpus = ["CPU-0", "CPU-1", "x"]\ndigest = "x"\n[parallel]\nnnodes = 3\n[seed]\nz = 1'
     )
     assert [fault.partition(":")[0] for fault in found] == [
         "model",
         "gpus[2]",
         "digest",
-        "parallel.nodes",
         "seed.z",
+        "parallel.node_rank",
+        "parallel.nnodes",
+        "parallel.master_addr",
+        "parallel.weight_cache_master_port",
     ]
 
 
 def test_count_of_devices_is_told_beside_other_faults():
     found = faults('gpus = ["CPU-0", "CPU-1"]\ndigest = "x"\nmodel = "/m"')
     assert [fault.partition(":")[0] for fault in found] == ["digest", "gpus"]
-    assert "lists 2 devices, but [parallel] makes 1 (tensor) x 1 (pipeline) = 1 ranks" in found[1]
+    assert found[1] == (
+        "gpus: 2 are too many for the 1 ranks of this node (0 to 0 of data 1 x pipeline 1 x tensor "
+        "1 = 1 ranks) (leave out 1, or change the sizes)"
+    )
+
+
+@pytest.mark.parametrize("refusal", REFUSALS, ids=str)
+def test_what_a_node_cannot_be_told_is_told_at_its_key(refusal):
+    launch = launch_of(refusal.flags.split(), drafts=refusal.drafts)
+    told = [fault for fault in launch_faults(launch) if fault.setting != "devices"]
+    port = launch.others["weight-cache-health-port"]
+    document = Document(PATH, table_of(refusal.flags, drafts=refusal.drafts))
+    _, found = judge(document, {"weight-cache-health-port": port} if port else {})
+    written = {f"engine_args.{key}" for key in document.table["engine_args"]}
+    texts = [fault.text.rpartition(": ") for fault in told]
+    assert [fault.text for fault in found] == [f"{what} ({remedy})" for what, _, remedy in texts]
+    for fault, expected in zip(found, told, strict=True):
+        assert fault.key in written | {f"parallel.{expected.setting}"}
+
+
+def table_of(flags: str, *, drafts: bool) -> dict[str, object]:
+    """A group's file that says with vLLM's arguments what a command line says."""
+    words = [word for word in from_words(flags.split()) if "health" not in word.name]
+    values = {one.written: one.values[0] if one.values else True for one in words}
+    more = {"spec-method": "mtp", "spec-tokens": 1} if drafts else {}
+    ranks = launch_of(flags.split()).parallel.world
+    return {
+        "model": "/m",
+        "gpus": [f"CPU-{number}" for number in range(ranks)],
+        "builder": "vllm",
+        "engine_args": {key: _plain(value) for key, value in values.items()} | more,
+    }
+
+
+def _plain(value: object) -> object:
+    digits = isinstance(value, str) and value.removeprefix("-").isdigit()
+    return int(value) if digits else value
+
+
+NODE = """
+model = "/m"
+gpus = ["CPU-4", "CPU-2"]
+[parallel]
+tensor_parallel_size = 4
+nnodes = 2
+master_addr = "10.0.0.1"
+weight_cache_master_port = 29600
+"""
+
+
+def laid(*texts: str) -> Document:
+    """A file with drop-ins."""
+    parts = []
+    for number, text in enumerate(texts):
+        path = PATH if not number else PATH.with_suffix(".toml.d") / f"{number}.toml"
+        parts.append((path, document(text).table))
+    return Document(PATH, Document(PATH, {}, tuple(parts)).layers.values, tuple(parts))
+
+
+def test_a_node_launches_its_own_ranks_and_knows_where_all_meet():
+    found = group(f"{NODE}node_rank = 1")
+    assert (found.node.ranks, found.node.number, found.node.count) == (range(2, 4), 1, 2)
+    assert [str(instance) for instance in found.instances] == ["CPU-4", "CPU-2"]
+    assert found.meetings == {"weight_cache_master_port": ("10.0.0.1", 29600)}
+    assert group(GOOD).meetings == {}
+
+
+def test_a_drop_in_says_what_is_of_this_node_alone():
+    said = laid(NODE, 'gpus = ["CPU-0", "CPU-1"]', "[parallel]\nnode_rank = 1")
+    found, told = judge(said)
+    assert not told
+    assert (found.gpus, found.node.ranks) == (("CPU-0", "CPU-1"), range(2, 4))
+
+
+def test_faults_are_told_at_the_drop_in_that_has_them():
+    said = laid(NODE, 'gpus = ["CPU-0"]\nmodelz = 1', "[parallel]\nnode_rank = 2")
+    _, told = judge(said)
+    folder = PATH.with_suffix(".toml.d")
+    assert [(fault.origin, fault.key) for fault in told] == [
+        (f"{folder}/1.toml", "modelz"),
+        (f"{folder}/2.toml", "parallel.node_rank"),
+    ]
+    assert told[1].text == "is 2, but nnodes is 2 (give 0 to 1)"
+    _, (told,) = judge(laid(NODE, 'digest = "full"'))
+    assert (told.origin, told.key) == (str(PATH), "parallel.node_rank")
+
+
+def test_a_group_has_no_more_ranks_than_can_be():
+    many = "[parallel]\ntensor_parallel_size = 1024\ndata_parallel_size = 2"
+    (told,) = faults(f"{GOOD}{many}")
+    sizes = "data 2 x pipeline 1 x tensor 1024 = 2048 ranks"
+    assert told == f"parallel.tensor_parallel_size: {sizes} (at most 1024 in a group)"
+    gpus = [f"CPU-{number}" for number in range(65)]
+    (told,) = faults(f'model = "/m"\ngpus = {gpus}\n[parallel]\ntensor_parallel_size = 65')
+    assert told.startswith("parallel.nnodes: gives this node 65 ranks (0 to 64 of data 1")
 
 
 @pytest.mark.parametrize(

@@ -1,3 +1,4 @@
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ from hypothesis import strategies as st
 from preloadd.config.files import Fault, parse
 from preloadd.config.host import HostConfig, HostSettings, environment, load, survey, variable
 from preloadd.config.strict import fields_of
+from preloadd.domain.settings import Deadlines
 from preloadd.errors import ConfigError
 from tests.unit.config.conftest import GROUP
 
@@ -23,6 +25,15 @@ def test_defaults_are_those_of_the_service(write):
     assert config.socket_dir == "/run/preloadd"
     assert config.deadlines.deadlines.silence == 300
     assert config.groups == ()
+
+
+def test_every_deadline_of_a_rank_is_a_key_of_its_name(write):
+    names = [field.name for field in fields(Deadlines)]
+    told = {name: 20.0 + number for number, name in enumerate(names)}
+    lines = [f"{name}_s = {value}" for name, value in told.items()]
+    config = load(write({"preloadd.toml": "\n".join(["[deadlines]", *lines])}), {})
+    assert config.deadlines.deadlines == Deadlines(**told)
+    assert HostConfig().deadlines.deadlines == Deadlines()
 
 
 def test_file_drop_ins_environment_and_command_line_in_that_order(write):
@@ -62,7 +73,8 @@ def test_groups_come_in_order_of_their_files(write):
         ("[supervisor]\nport = 0", "supervisor.port", "must be at least 1 (given: 0)"),
         ("[supervisor]\nport = 65536", "supervisor.port", "must be at most 65535"),
         ('[supervisor]\nport = "80"', "supervisor.port", "without quotes"),
-        ('[supervisor]\npeers = ["x"]', "supervisor.peers", "not in this version"),
+        ('[supervisor]\npeers = ["a:1", "x"]', "supervisor.peers[1]", "'x': write a host and its"),
+        ('[supervisor]\npeers = "a:1"', "supervisor.peers", "must be a list in [ ]"),
         ('[supervisor]\nhost = "a\\nb"', "supervisor.host", "on one line"),
         ("[deadlines]\nstop_s = -1", "deadlines.stop_s", "must be more than 0"),
         ("[deadlines]\nstop_s = inf", "deadlines.stop_s", "finite"),
@@ -209,3 +221,52 @@ def test_any_document_loads_or_is_told_with_file_and_key(write, table):
         assert fault.key
         assert fault.text.isprintable()
         assert fault.text.endswith(")")
+
+
+SPREAD = """
+gpus = ["CPU-{}"]
+model = "/srv/m"
+[parallel]
+tensor_parallel_size = 2
+nnodes = 2
+node_rank = 0
+master_addr = "10.0.0.1"
+weight_cache_master_port = {}
+"""
+
+
+def test_groups_do_not_meet_where_another_does(write):
+    folder = write(
+        {
+            "groups.d/a.toml": SPREAD.format(0, 29600),
+            "groups.d/b.toml": SPREAD.format(1, 29601),
+            "groups.d/c.toml": SPREAD.format(2, 29600),
+            "groups.d/c.toml.d/port.toml": "[parallel]\nweight_cache_master_port = 29601\n",
+        }
+    )
+    (fault,) = survey(folder, {}).faults
+    assert str(fault) == (
+        f"{folder}/groups.d/c.toml.d/port.toml: parallel.weight_cache_master_port: 29601 at "
+        f"10.0.0.1 is the port of {folder}/groups.d/b.toml (give another one)"
+    )
+
+
+def test_a_group_does_not_meet_at_the_supervisors_port(write):
+    folder = write({"groups.d/a.toml": SPREAD.format(0, 9470)})
+    (fault,) = survey(folder, {}).faults
+    assert fault.key == "parallel.weight_cache_master_port"
+    assert fault.text == "9470 is in use: 9470 is supervisor.port (give another one)"
+    assert not survey(folder, {"PRELOADD_SUPERVISOR_PORT": "9471"}).faults
+
+
+def test_a_group_whose_drop_in_cannot_be_read_is_none(write):
+    folder = write(
+        {
+            "groups.d/a.toml": SPREAD.format(0, 29600),
+            "groups.d/a.toml.d/x.toml": "x",
+            "groups.d/b.toml": SPREAD.format(1, 29601),
+        }
+    )
+    found = survey(folder, {})
+    assert [file.path.name for file in found.groups] == ["b.toml"]
+    assert [Path(fault.origin).name for fault in found.faults] == ["x.toml"]

@@ -5,7 +5,7 @@ import pytest
 from preloadd.config.host import HostSettings
 from preloadd.config.rank import Unclaimed, rank_settings, settings_on_this_host
 from preloadd.domain.ids import Instance
-from preloadd.domain.settings import Digest, RankSettings, Source
+from preloadd.domain.settings import Digest, RankSettings, Rendezvous, Source
 from preloadd.errors import ConfigError, ModelNotFound
 from tests.unit.config.conftest import GROUP
 
@@ -160,3 +160,22 @@ def test_defaults_of_files_are_defaults_of_settings(write):
     assert found == plain
     assert rank_settings.__doc__
     assert HostSettings().deadlines.deadlines == plain.deadlines
+
+
+def test_a_rank_of_one_node_is_told_its_place_and_where_all_meet(write):
+    spread = (
+        'nnodes = 2\nmaster_addr = "10.0.0.1"\nweight_cache_master_port = 29600\n'
+        "data_parallel_size = 2\n"
+    )
+    drop_in = "groups.d/two.toml.d/node.toml"
+    folder = write({"groups.d/two.toml": TWO + spread, drop_in: "[parallel]\nnode_rank = 1\n"})
+    found = settings(folder, "CPU-3")
+    assert (found.model.placement.data_rank, found.model.placement.tensor_rank) == (1, 1)
+    assert found.peers == ("CPU-7",)
+    assert found.rendezvous == Rendezvous(
+        address="10.0.0.1", port=29600, rank=3, world=4, node=1, nodes=2
+    )
+    (folder / drop_in).write_text("[parallel]\nnode_rank = 2\n")
+    assert f"{drop_in}: parallel.node_rank: is 2, but nnodes is 2" in refused(folder, "CPU-3")
+    (folder / drop_in).write_text("x")
+    assert f"{drop_in}: line 1" in refused(folder, "CPU-3")

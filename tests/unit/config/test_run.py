@@ -1,14 +1,25 @@
+from fractions import Fraction
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from preloadd.config.run import Chosen, RunOptions, flag, parse_run, rank_settings
+from preloadd.config.run import Chosen, RunOptions, parse_run, rank_settings
 from preloadd.domain.ids import DeviceId
+from preloadd.domain.launch import flag
 from preloadd.domain.placement import ExpertPlacement
-from preloadd.domain.settings import Digest, Layout, Memory, RankSettings, Reader, Source
+from preloadd.domain.settings import (
+    Digest,
+    Layout,
+    Memory,
+    RankSettings,
+    Reader,
+    Rendezvous,
+    Source,
+)
 from preloadd.errors import ConfigError
 from preloadd.launcher.devices import on_host
+from tests.refused_placements import REFUSALS
 
 A, B = "GPU-" + "a" * 8, "GPU-" + "b" * 8
 
@@ -22,6 +33,13 @@ def settings(chosen: Chosen | None = None, **given: object) -> tuple[RankSetting
         socket_dir=Path("/run/x"),
         derived=True,
     )
+
+
+TWO_NODES = {
+    "nnodes": "2",
+    "master_addr": "10.0.0.1",
+    "weight_cache_master_port": "29600",
+}
 
 
 def faults(*engine: str, **given: object) -> list[str]:
@@ -52,15 +70,15 @@ def test_every_fault_is_told_at_once_and_by_its_flag():
         colour="red",
     )
     assert [line.partition(":")[0] for line in told] == [
+        "--tensor-parallel-size",
         "--model",
         "--digest",
         "--chunk-bytes",
-        "--tensor-parallel-size",
         "--weight-cache-health-port",
         "--access-group",
         "--colour",
     ]
-    assert "'md5'" in told[1]
+    assert "'md5'" in told[2]
     assert "no such option" in told[-1]
 
 
@@ -68,11 +86,49 @@ def test_missing_model_is_a_fault():
     assert faults() == ["--model: must be given"]
 
 
-def test_too_many_ranks_names_both_flags():
+def test_too_many_ranks_are_told_with_the_sizes():
     (told,) = faults(model="m", tensor_parallel_size="64", pipeline_parallel_size="64")
-    assert "--tensor-parallel-size" in told
-    assert "--pipeline-parallel-size" in told
-    assert "4096" in told
+    sizes = "data 1 x pipeline 64 x tensor 64 = 4096 ranks"
+    assert told == f"--tensor-parallel-size: {sizes}: at most 1024 in a group"
+    (told,) = faults(model="m", tensor_parallel_size="32", data_parallel_size="4")
+    assert told == (
+        "--nnodes: gives this node 128 ranks (0 to 127 of data 4 x pipeline 1 x tensor 32 = 128 "
+        "ranks), but one has at most 64: use more nodes"
+    )
+
+
+@pytest.mark.parametrize("refusal", REFUSALS, ids=str)
+def test_what_a_node_cannot_be_told_is_told_by_its_flag(refusal):
+    mine = {"builder": "vllm", "model": "m"}
+    words = refusal.flags.split()
+    if "--weight-cache-health-port" in words:
+        at = words.index("--weight-cache-health-port")
+        mine["weight_cache_health_port"] = words[at + 1]
+        del words[at : at + 2]
+    draft = ["--spec-method=mtp", "--spec-tokens=1"] if refusal.drafts else []
+    told = [line for line in refusal.text.splitlines() if not line.startswith("--gpus")]
+    assert faults(*words, *draft, **mine) == told
+
+
+def test_faults_of_nodes_are_told_beside_others():
+    told = faults("-n", "2", digest="x", builder="vllm")
+    assert [line.partition(":")[0] for line in told] == [
+        *("--model", "--digest"),
+        *("--node-rank", "--nnodes", "--master-addr", "--weight-cache-master-port"),
+    ]
+
+
+def test_drafts_that_could_not_meet_are_refused():
+    draft = ["--spec-method=mtp", "--spec-tokens=1"]
+    apart = {"pipeline_parallel_size": "2", "tensor_parallel_size": "4", **TWO_NODES, "nnodes": "4"}
+    (told,) = faults(*draft, model="m", builder="vllm", node_rank="1", **apart)
+    assert told == (
+        "--pipeline-parallel-size: is 2, so ranks 4 and up have the last layers and drafts beside "
+        "them, on several nodes, but not on the first, with ranks 0 to 1, where drafts meet: leave "
+        "the draft out, or let the first node hold a whole replica"
+    )
+    options = parse_run({"model": "m", "builder": "vllm", "node_rank": "1", **apart})
+    assert options.ranks == range(2, 4)
 
 
 @pytest.mark.parametrize(
@@ -257,6 +313,60 @@ def test_faults_of_engine_and_options_are_told_at_once():
     assert len(faults("--enable-eplb", "--enable-lora", builder="vllm", digest="x")) == 4
 
 
+def test_ranks_are_those_of_this_node():
+    second = settings(on_host(2), tensor_parallel_size="4", node_rank="1", **TWO_NODES)
+    assert [rank.instance for rank in second] == ["CPU-0", "CPU-1"]
+    assert [rank.model.placement.tensor_rank for rank in second] == [2, 3]
+    assert [rank.peers for rank in second] == [("CPU-1",), ("CPU-0",)]
+    assert second[1].rendezvous == Rendezvous(
+        address="10.0.0.1", port=29600, rank=3, world=4, node=1, nodes=2
+    )
+
+
+def test_replicas_that_are_here_begin_where_it_is_said():
+    local = {"data_parallel_size_local": "2", "data_parallel_start_rank": "6"}
+    meeting = {"data_parallel_address": "[fd00::1]", "weight_cache_master_port": "29600"}
+    ranks = settings(
+        on_host(4), tensor_parallel_size="2", data_parallel_size="8", **local, **meeting
+    )
+    places = [(rank.model.placement.data_rank, rank.model.placement.tensor_rank) for rank in ranks]
+    assert places == [(6, 0), (6, 1), (7, 0), (7, 1)]
+    assert [rank.rendezvous.rank for rank in ranks] == [12, 13, 14, 15]
+    assert {rank.rendezvous.address for rank in ranks} == {"fd00::1"}
+
+
+def test_nobody_has_to_meet_on_one_node():
+    assert {rank.rendezvous for rank in settings(tensor_parallel_size="2")} == {None}
+    port = {"weight_cache_master_port": "29600"}
+    assert {rank.rendezvous for rank in settings(data_parallel_size="2", **port)} == {None}
+
+
+def test_too_few_devices_are_told_with_the_ranks():
+    options = parse_run({"model": "m", "tensor_parallel_size": "8", "node_rank": "1", **TWO_NODES})
+    with pytest.raises(ConfigError, match=r"--gpus: 3 are too few for the 4 ranks of this node"):
+        options.instances(on_host(3))
+
+
+@pytest.mark.parametrize(
+    ("given", "share"),
+    [
+        ({}, 1),
+        ({"tensor_parallel_size": "4"}, 1),
+        ({"data_parallel_size": "3"}, 3),
+        ({"data_parallel_size": "4", "enable_expert_parallel": True}, 1),
+        ({"tensor_parallel_size": "4", "node_rank": "1", **TWO_NODES}, Fraction(1, 2)),
+    ],
+)
+def test_how_much_of_the_model_is_here(given, share):
+    assert parse_run({"model": "m", **given}).share == share
+
+
+@pytest.mark.parametrize("short", ["-ep", "--no-enable-expert-parallel"])
+def test_a_switch_that_nobody_threw_says_nothing(short):
+    given = {"model": "m", "builder": "vllm", "enable_expert_parallel": False}
+    assert parse_run(given, [short]).parallel.expert is (short == "-ep")
+
+
 EAGLE = "--speculative-config.method=eagle", "--spec-model=org/d", "--spec-tokens=2"
 
 
@@ -264,12 +374,32 @@ def drafted(*engine: str, **given: object) -> tuple[RankSettings, ...]:
     options = parse_run({"model": "org/tiny", "builder": "vllm", "memory": "host", **given}, engine)
     return rank_settings(
         options,
-        on_host(options.parallel.world),
+        on_host(len(options.ranks)),
         model=Path("/cache/tiny"),
         draft=Path("/cache/d") if options.drafted and options.drafted.model else None,
         socket_dir=Path("/run/x"),
         derived=True,
     )
+
+
+def test_drafts_meet_apart_from_their_targets():
+    ranks = drafted(*EAGLE, tensor_parallel_size="4", node_rank="1", **TWO_NODES)
+    assert [(r.instance, r.rendezvous.port, r.rendezvous.rank) for r in ranks] == [
+        *(("CPU-0", 29600, 2), ("CPU-1", 29600, 3)),
+        *(("CPU-0.draft", 29601, 2), ("CPU-1.draft", 29601, 3)),
+    ]
+    assert {r.rendezvous.world for r in ranks} == {4}
+
+
+def test_drafts_are_numbered_among_themselves_and_meet_only_if_some_are_elsewhere():
+    stages = {"pipeline_parallel_size": "2", "tensor_parallel_size": "2", **TWO_NODES}
+    first = drafted(*EAGLE, node_rank="0", **stages)
+    assert [rank.instance for rank in first] == ["CPU-0", "CPU-1"]
+    second = drafted(*EAGLE, node_rank="1", **stages)
+    assert [rank.rendezvous is None for rank in second] == [False, False, True, True]
+    replicas = drafted(*EAGLE, node_rank="1", data_parallel_size="2", **stages)
+    met = [rank.rendezvous for rank in replicas if rank.instance.endswith(".draft")]
+    assert [(each.rank, each.world) for each in met] == [(2, 4), (3, 4)]
 
 
 def test_a_draft_has_a_rank_beside_every_one_of_the_target():

@@ -42,6 +42,14 @@ def test_the_path_that_is_given_comes_first(environment, tmp_path):
     assert with_versions(SETTINGS, f"{environment}/bin/python", environ).versions.vllm == "0.31.0"
 
 
+def test_libraries_of_kernels_and_switches_are_found_too(environment):
+    install(environment / "lib/python3.12/site-packages", "flashinfer-python", "0.6.1")
+    environ = {"VLLM_USE_DEEP_GEMM": "0", "VLLM_LOGGING_LEVEL": "DEBUG", "HOME": "/root"}
+    found = with_versions(SETTINGS, f"{environment}/bin/python", environ).versions
+    assert (found.flashinfer, found.deep_gemm) == ("0.6.1", "")
+    assert found.environment == '{"VLLM_USE_DEEP_GEMM":"0"}'
+
+
 def test_nothing_is_looked_for_where_nothing_depends_on_it(environment):
     native = replace(SETTINGS, model=ModelSettings("/m", "m"))
     assert with_versions(native, f"{environment}/bin/python", {}) is native

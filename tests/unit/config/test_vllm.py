@@ -1,7 +1,8 @@
 import pytest
 
 from preloadd.config.arguments import from_words
-from preloadd.config.vllm import MAX_NBYTES, Division, divide
+from preloadd.config.spread import Spread
+from preloadd.config.vllm import MAX_NBYTES, SIZES, Division, divide
 
 
 def of(*words: str) -> Division:
@@ -33,8 +34,17 @@ def test_what_is_vllms_stays_in_canonical_form():
         ),
         # Whether it can be is for a judge.
         (["-tp", "two"], "tensor_parallel_size", "two"),
-        (["-tp", "-1"], "tensor_parallel_size", "-1"),
+        (["-tp", "-1"], "tensor_parallel_size", -1),
         (["-tp"], "tensor_parallel_size", True),
+        (["-tp", "9" * 5000], "tensor_parallel_size", "9" * 5000),
+        (["-dp", "2"], "data_parallel_size", 2),
+        (["-dpl=4"], "data_parallel_size_local", 4),
+        (["-dpr", "8"], "data_parallel_start_rank", 8),
+        (["-dpa", "10.0.0.1"], "data_parallel_address", "10.0.0.1"),
+        (["-dpp", "1"], "data_parallel_rpc_port", 1),
+        (["-n", "2"], "nnodes", 2),
+        (["-r", "0"], "node_rank", 0),
+        (["--master-addr=0"], "master_addr", "0"),
     ],
 )
 def test_sizes_are_the_groups(words, key, value):
@@ -44,9 +54,20 @@ def test_sizes_are_the_groups(words, key, value):
     assert (found.words, found.wrong) == ((), ())
 
 
-@pytest.mark.parametrize("words", [["-dp", "1"], ["--nnodes=1"], ["-pcp=1"]])
-def test_what_is_not_in_this_version_may_be_said_not_to_be(words):
+@pytest.mark.parametrize(
+    "words",
+    [["-pcp=1"], ["-dpb", "mp"], ["-dph"], ["--no-data-parallel-external-lb"], ["-dpm"]],
+)
+def test_what_is_as_it_is_or_of_requests_alone_is_left_out(words):
     assert of(*words) == Division((), (), ())
+
+
+def test_all_that_spreads_a_group_is_the_groups():
+    assert [*SIZES.values()] == [*Spread.model_fields]
+    for name, key in SIZES.items():
+        (size,) = of(f"--{name}=1").sizes
+        text = key.endswith(("addr", "address", "strategy"))
+        assert (size.key, size.value) == (key, "1" if text else 1)
 
 
 @pytest.mark.parametrize(
@@ -56,8 +77,9 @@ def test_what_is_not_in_this_version_may_be_said_not_to_be(words):
         (["--revision=x"], "see `revision`"),
         (["--load-format", "ipc_cache"], "for engines"),
         (["--load_format=IPC_CACHE"], "for engines"),
-        (["-dp", "2"], "data parallelism: not in this version"),
-        (["--nnodes", "2"], "several hosts: not in this version"),
+        (["--load-format", "nosuch"], "'nosuch' is no format that reads the safetensors files"),
+        (["--load_format=dummy"], "sharded_state)"),
+        (["-dpn", "2"], "write data-parallel-start-rank, and data-parallel-size-local 1"),
         (["-pcp", "2"], "not in this version"),
         (["--enable-eplb"], "EPLB moves experts"),
         (["--enable-sleep-mode"], "sleep mode"),
@@ -71,6 +93,7 @@ def test_what_is_not_in_this_version_may_be_said_not_to_be(words):
         (["--tensor-parallel", "4"], "may be short for --tensor-parallel-size"),
         (["--speculative.method", "mtp"], "may be short for --speculative-config"),
         (["--spec", "x"], "--speculative-config or --spec-method or --spec-model or --spec-tokens"),
+        (["--master"], "--master-addr or --master-port"),
         (["--enable-e"], "--enable-expert-parallel or --enable-eplb"),
         (["--no-enable-expert"], "--enable-expert-parallel"),
     ],
@@ -87,7 +110,7 @@ def test_what_cannot_be_is_told_by_its_name_with_the_remedy(words, told):
 
 @pytest.mark.parametrize(
     "word",
-    ["--no-enable-eplb", "--eplb-config={}", "--load-format=auto"],
+    ["--no-enable-eplb", "--eplb-config={}", "--load-format=auto", "--load-format=SafeTensors"],
 )
 def test_what_only_resembles_that_is_passed_on(word):
     assert of(word) == Division((word,), (), ())

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -9,6 +10,7 @@ from preloadd.domain.placement import (
     ExpertPlacement,
     Parallel,
     Placement,
+    as_reported,
     experts_of,
     instances,
     layers_of,
@@ -48,6 +50,21 @@ def test_drafts_are_where_the_last_layers_are(parallel, drafting):
     assert [*map(str, instances(devices, parallel, drafts=True))] == [*targets, *drafts]
 
 
+def test_drafts_of_a_later_node_are_where_it_has_the_last_layers():
+    devices = [device_id(f"CPU-{number}") for number in range(3)]
+    found = instances(devices, Parallel(tensor=2, pipeline=3), drafts=True, first=3)
+    assert [*map(str, found)][3:] == ["CPU-1.draft", "CPU-2.draft"]
+
+
+@given(PARALLEL, st.data())
+def test_replicas_of_a_dense_model_are_alone_and_those_with_experts_are_not(parallel, data):
+    placement = place(parallel, data.draw(st.integers(0, parallel.world - 1)))
+    assert as_reported(placement, moe=True) == placement
+    alone = as_reported(placement, moe=False)
+    assert alone.parallel == replace(parallel, data=1)
+    assert alone == place(alone.parallel, placement.rank % parallel.replica)
+
+
 def test_every_wrong_size_is_named():
     with pytest.raises(ConfigError) as caught:
         Parallel(tensor=0, pipeline=2, data=-1)
@@ -73,6 +90,11 @@ def test_a_rank_outside_of_the_group_is_refused(rank):
 
 
 @given(PARALLEL)
+def test_a_rank_is_placed_and_counted_back(parallel):
+    assert [placement.rank for placement in everyone(parallel)] == [*range(parallel.world)]
+
+
+@given(PARALLEL)
 def test_ranks_count_tensor_fastest_then_pipeline_then_data(parallel):
     wanted = product(range(parallel.data), range(parallel.pipeline), range(parallel.tensor))
     assert [(p.data_rank, p.pipeline_rank, p.tensor_rank) for p in everyone(parallel)] == list(
@@ -84,14 +106,14 @@ def test_ranks_count_tensor_fastest_then_pipeline_then_data(parallel):
     ("parallel", "undivided"),
     [
         (Parallel(), True),
-        (Parallel(data=4), True),
+        (Parallel(data=4), False),
         (Parallel(expert=True), True),
         (Parallel(tensor=2), False),
         (Parallel(pipeline=2), False),
         (Parallel(data=2, expert=True), False),
     ],
 )
-def test_a_rank_is_undivided_when_it_holds_everything(parallel, undivided):
+def test_a_rank_is_undivided_when_it_is_the_only_one(parallel, undivided):
     assert place(parallel, 0).undivided is undivided
 
 
@@ -114,9 +136,14 @@ def test_experts_are_dealt(experts, size, how, dealt):
     assert [list(experts_of(p, experts)) for p in everyone(parallel)] == dealt
 
 
-def test_expert_ranks_run_over_data_and_tensor_ranks_of_each_stage():
-    parallel = Parallel(tensor=2, pipeline=2, data=2, expert=True)
-    assert [p.expert_rank for p in everyone(parallel)] == [0, 1, 0, 1, 2, 3, 2, 3]
+@pytest.mark.parametrize("expert", [True, False])
+def test_experts_are_held_by_data_and_tensor_ranks_of_each_stage(expert):
+    parallel = Parallel(tensor=2, pipeline=2, data=2, expert=expert)
+    shares = [p.expert_share for p in everyone(parallel)]
+    assert shares == [(4, rank) for rank in (0, 1, 0, 1, 2, 3, 2, 3)]
+    dealt = [(p.expert_size, p.expert_rank) for p in everyone(parallel)]
+    assert dealt == (shares if expert else [(1, 0)] * 8)
+    assert [p.tensor_share for p in everyone(parallel)] == [(2, 0), (2, 1)] * 4
 
 
 @given(PARALLEL, st.integers(0, 40))

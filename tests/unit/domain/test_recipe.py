@@ -4,7 +4,7 @@ import pytest
 
 from preloadd.domain.files import FileIdentity
 from preloadd.domain.placement import Parallel, Placement
-from preloadd.domain.recipe import BUILDER_VERSIONS, Recipe, changes, recipe_of
+from preloadd.domain.recipe import BUILDER_VERSIONS, KERNELS, Recipe, changes, recipe_of
 from preloadd.domain.settings import (
     Builder,
     Digest,
@@ -59,7 +59,7 @@ def test_where_the_files_cannot_be_seen_their_path_decides():
     [
         ({"revision": "v2"}, "revision"),
         ({"digest": Digest.FULL}, "digest"),
-        ({"placement": Placement(Parallel(tensor=2), 1)}, "parallel"),
+        ({"placement": Placement(Parallel(tensor=2), 1)}, "parallel.tensor"),
         ({"name": "other"}, None),
         ({"chunk_bytes": 1 << 20}, None),
         ({"reader": Reader.INSTANTTENSOR}, None),
@@ -106,7 +106,7 @@ def test_what_vllm_is_told_makes_other_weights(changed, field, was, now):
         ("0.32.0", "", None),
     ],
 )
-@pytest.mark.parametrize("name", ["vllm", "torch", "transformers"])
+@pytest.mark.parametrize("name", ["vllm", "torch", "transformers", *KERNELS])
 def test_another_version_makes_other_weights_once_it_is_seen(name, was, now, told):
     old, new = (
         recipe_of(replace(SETTINGS, model=VLLM, versions=Versions(**{name: version})), (FILE,))
@@ -114,6 +114,24 @@ def test_another_version_makes_other_weights_once_it_is_seen(name, was, now, tol
     )
     found = [(d.field, d.daemon, d.engine) for d in changes(old, new)]
     assert found == ([(name, *told)] if told else [])
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "told"),
+    [
+        ('{"VLLM_USE_DEEP_GEMM":"0"}', '{"VLLM_USE_DEEP_GEMM":"0"}', None),
+        ('{"VLLM_USE_DEEP_GEMM":"0"}', '{"VLLM_USE_DEEP_GEMM":"1"}', ("0", "1")),
+        ("{}", '{"VLLM_USE_DEEP_GEMM":"0"}', ("(absent)", "0")),
+        ('{"VLLM_USE_DEEP_GEMM":"0"}', "{}", ("0", "(absent)")),
+    ],
+)
+def test_another_switch_makes_other_weights_and_so_does_one_that_is_gone(was, now, told):
+    old, new = (
+        recipe_of(replace(SETTINGS, model=VLLM, versions=Versions(environment=set_)), (FILE,))
+        for set_ in (was, now)
+    )
+    found = [(d.field, d.daemon, d.engine) for d in changes(old, new)]
+    assert found == ([("environment.VLLM_USE_DEEP_GEMM", *told)] if told else [])
 
 
 def test_native_weights_depend_on_no_version():

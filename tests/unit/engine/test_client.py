@@ -14,6 +14,7 @@ import pytest
 import preloadd.engine
 from preloadd.domain.ids import device_id
 from preloadd.domain.leases import Mode
+from preloadd.domain.lifecycle import State
 from preloadd.engine.arenas import Arenas
 from preloadd.engine.client import attach
 from preloadd.engine.native import NativeCheckpoint
@@ -222,6 +223,23 @@ def test_what_is_written_privately_reaches_no_other_engine(get, model):
     assert engine.arena.private_nbytes > other.arena.private_nbytes == 0
 
 
+def test_a_daemon_in_host_memory_is_not_waited_for_until_it_has_freed_it(get, own_daemon, caplog):
+    """Nobody measures memory there. One that is stopped does what it was told when it goes on."""
+    caplog.set_level("INFO", "preloadd.engine.client")
+    where = {"socket_path": own_daemon.socket, "wanted": own_daemon.wanted()}
+    engine = get(**where, mode=Mode.COPY, connect_timeout_s=0.5, state_timeout_s=60.0)
+    own_daemon.signal(signal.SIGSTOP)
+    try:
+        since = time.monotonic()
+        engine.release()
+        assert time.monotonic() - since < 5
+    finally:
+        own_daemon.signal(signal.SIGCONT)
+    assert "the daemon did not say that it freed the weights: the daemon at" in caplog.text
+    engine.close()
+    eventually(lambda: own_daemon.status().state is State.RELEASED, lambda: "the release")
+
+
 # -- profiling --
 
 
@@ -273,6 +291,12 @@ def test_an_engine_that_watches_tells_that_its_daemon_went_and_is_back(own_daemo
     attachment.close()
     eventually(lambda: not watchers(), lambda: "end of the thread")
     assert [r.levelname for r in caplog.records if r.levelname != "DEBUG"] == ["WARNING", "INFO"]
+
+
+def test_who_has_a_copy_is_not_concerned_with_its_daemon(get):
+    attachment = get(mode=Mode.COPY)
+    attachment.watch()
+    assert not watchers()
 
 
 def test_watching_ends_with_the_lease_only(get):
@@ -338,6 +362,45 @@ def test_without_fallback_an_absent_daemon_is_waited_for(get, socket_dir):
     with pytest.raises(Unavailable, match="no daemon serves this device"):
         get(socket_path=socket_dir / "none.sock", fallback=False, state_timeout_s=0.1)
     assert 0.1 <= time.monotonic() - since < 2
+
+
+@pytest.fixture
+def silent(socket_dir):
+    """A socket where somebody listens, but says nothing."""
+    path = socket_dir / "silent.sock"
+    with seqpacket.listen(path, 0o600, 8):
+        yield path
+
+
+def test_with_fallback_a_silent_daemon_is_not_waited_for_any_longer_than_for_an_answer(get, silent):
+    since = time.monotonic()
+    with pytest.raises(Unavailable, match=r"did not answer attach within 0\.1 s"):
+        get(socket_path=silent, connect_timeout_s=0.1, state_timeout_s=60.0)
+    assert time.monotonic() - since < 2
+
+
+def test_without_fallback_a_silent_daemon_is_waited_for_and_no_longer(get, silent, caplog):
+    caplog.set_level("INFO", "preloadd.engine.client")
+    since = time.monotonic()
+    # All that is left of it after the first try and the pause: 0.3 s and 0.5 s.
+    with pytest.raises(Unavailable, match=r"did not answer attach within 0\.[56] s"):
+        get(socket_path=silent, fallback=False, connect_timeout_s=0.3, state_timeout_s=1.4)
+    assert 1.3 <= time.monotonic() - since < 2
+    assert "waiting up to 1 s for the daemon: the daemon at" in caplog.text
+
+
+def test_without_fallback_a_daemon_may_be_slower_than_an_answer_may_be(get, own_daemon, model):
+    """One that is stopped for longer, but is there again in time."""
+    own_daemon.signal(signal.SIGSTOP)
+    again = threading.Timer(1.0, own_daemon.signal, (signal.SIGCONT,))
+    again.start()
+    where = {"socket_path": own_daemon.socket, "wanted": own_daemon.wanted()}
+    try:
+        engine = get(**where, fallback=False, connect_timeout_s=0.001, state_timeout_s=60.0)
+    finally:
+        again.join()
+    assert content(engine) == stored(model)
+    engine.close()
 
 
 def test_with_fallback_the_first_answer_counts(get, socket_dir):

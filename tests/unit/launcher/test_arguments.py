@@ -10,6 +10,7 @@ OPTIONS = {
     "-tp": True,
     "--restart-ranks": False,
     "--help": False,
+    "-h": False,
 }
 VLLM = ["--builder", "vllm"]
 
@@ -34,6 +35,7 @@ def line(*words: str) -> Line:
         (["--x", "--", "--memory", "host", "m"], [], ["--x", "--memory", "host", "m"]),
         (["--memory"], ["--memory"], []),
         (["--help"], ["--help"], []),
+        (["--x", "-h"], ["-h"], ["--x"]),
         # The value of an own option is never an option.
         (["--memory", "--x"], ["--memory", "--x"], []),
     ],

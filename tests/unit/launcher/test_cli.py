@@ -6,17 +6,22 @@ import subprocess
 import sys
 from pathlib import Path
 
+import typer.main
+
 import preloadd
-from preloadd.config.run import RunOptions, flag
+from preloadd.config.arguments import SHORT
+from preloadd.config.run import RunOptions
+from preloadd.domain.launch import flag
+from preloadd.launcher.cli import app
 
 ROOT = Path(preloadd.__file__).parents[1]
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str, columns: int = 100) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "preloadd.launcher", *arguments],
         cwd=ROOT,
-        env={**os.environ, "COLUMNS": "100", "TERM": "dumb", "NO_COLOR": "1"},
+        env={**os.environ, "COLUMNS": str(columns), "TERM": "dumb", "NO_COLOR": "1"},
         capture_output=True,
         text=True,
         timeout=20,
@@ -30,8 +35,22 @@ def test_help_tells_every_flag_whole_and_in_panels():
     told = set(re.findall(r"--[a-z-]+", done.stdout))
     assert told >= {flag(name) for name in RunOptions.model_fields} - {"--engine-args"}
     assert "options of `vllm serve`" in done.stdout
-    for panel in ("Model", "Parallelism", "Engines", "Health endpoint", "Processes"):
+    for panel in (
+        "Model",
+        "Parallelism",
+        "Parallelism over several nodes",
+        "Engines",
+        "Health endpoint",
+        "Processes",
+    ):
         assert f"─ {panel}" in done.stdout
+
+
+def test_help_is_a_switch_and_its_prose_fills_the_lines():
+    told = run("-h", "--builder", "vllm", columns=80).stdout
+    assert re.search(r"--help +-h +Show this", told), told
+    assert "<bool>" not in told
+    assert " on the line, or after a --. Give " in told
 
 
 def test_defaults_that_help_tells_are_those_of_the_options():
@@ -48,10 +67,10 @@ def test_all_faults_are_told_at_once():
     first, *faults = done.stderr.splitlines()
     assert first == "preloadd run:"
     assert [line.partition(": ")[0].strip() for line in faults] == [
+        "--tensor-parallel-size",
         "--model",
         "--digest",
         "--chunk-bytes",
-        "--tensor-parallel-size",
     ]
 
 
@@ -73,7 +92,16 @@ def test_every_flag_arrives_under_its_field_name():
         "digest": "x",
         "tensor_parallel_size": "x",
         "pipeline_parallel_size": "x",
+        "data_parallel_size": "x",
         "expert_placement_strategy": "x",
+        "nnodes": "x",
+        "node_rank": "x",
+        "data_parallel_size_local": "x",
+        "data_parallel_start_rank": "x",
+        "weight_cache_master_port": "x",
+        "weight_cache_draft_master_port": "x",
+        "master_port": "x",
+        "data_parallel_rpc_port": "x",
         "access_group": "",
         "access_user": "",
         "weight_cache_health_host": "",
@@ -91,6 +119,25 @@ def test_flags_may_be_repeated_and_switches_take_no_value():
         *("--restart-ranks", "--enable-expert-parallel", "-pp", "2"),
     )
     assert "no group 'a'" in done.stderr or "explicitly" in done.stderr
+
+
+def test_short_forms_are_those_that_vllms_arguments_have():
+    command = typer.main.get_command(app)
+    own = {
+        name.lstrip("-"): option.name.replace("_", "-")
+        for option in command.params
+        for name in option.opts
+        if not name.startswith("--")
+    }
+    assert {"tp", "pp", "dp", "dpl", "dpr", "dpa", "dpp", "ep", "n", "r"} == own.keys()
+    assert own == {short: SHORT[short] for short in own}
+
+
+def test_faults_of_nodes_are_told_by_their_flags_before_anything_is_looked_for():
+    done = run("/nonexistent", "-tp", "4", "-n", "3", "-r", "0", "-dpa", "localhost")
+    assert done.returncode == 78
+    told = [line.partition(": ")[0].strip() for line in done.stderr.splitlines()[1:]]
+    assert told == ["--nnodes", "--master-addr", "--weight-cache-master-port"]
 
 
 def test_unknown_flag_is_a_usage_error():
@@ -111,6 +158,14 @@ def test_flags_of_vllm_are_for_its_builder():
     done = run(*line, "--builder", "vllm", "--", "--seed", "-1")
     assert done.returncode == 66
     assert done.stderr == "preloadd run: /nonexistent: no such folder: correct the path\n"
+
+
+def test_a_load_format_that_cannot_be_is_told_with_those_that_can_before_anything_is_started():
+    line = ["/", "--memory", "host", "--builder", "vllm", "--load-format", "nosuch"]
+    done = run(*line)
+    assert (done.returncode, done.stdout) == (78, "")
+    assert done.stderr.startswith("preloadd run: --load-format: 'nosuch' is no format"), done.stderr
+    assert "safetensors, sharded_state)" in done.stderr
 
 
 def test_a_parallel_flag_given_twice_is_a_fault_in_whatever_way():

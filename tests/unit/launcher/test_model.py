@@ -66,6 +66,13 @@ def test_status_of_a_failed_fetch_is_kept(tmp_path):
     assert caught.value.exit_status == 66
 
 
+def test_why_a_fetch_failed_is_the_last_that_it_said(tmp_path):
+    with pytest.raises(LoaderFailed) as caught:
+        fetched("print('noise'); print('no network: plug it in'); raise SystemExit(66)", tmp_path)
+    assert str(caught.value) == "org/tiny could not be fetched: no network: plug it in"
+    assert caught.value.exit_status == 66
+
+
 @pytest.mark.parametrize("answer", ["", "print('/nonexistent')"])
 def test_fetch_without_a_folder_failed(tmp_path, answer):
     with pytest.raises(LoaderFailed, match="could not be fetched") as caught:

@@ -1,17 +1,20 @@
 """The whole launcher as a process of its own, which is sent signals and killed."""
 
+import json
 import os
 import signal
 import socket
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
-from preloadd.domain.settings import Deadlines, ModelSettings, RankSettings
+from preloadd.domain.settings import Deadlines, ModelSettings, RankSettings, Rendezvous
 from preloadd.errors import EXIT_STATUS, ErrorCode
 from preloadd.launcher.start import fetch_command, rank_command
+from tests.checkpoints import llama
 
 PR_SET_CHILD_SUBREAPER = 36
 BECOME = (
@@ -162,6 +165,14 @@ def test_missing_model_is_said_before_anything_starts(stage, drive):
     assert stage.lives("CPU-0") == []
 
 
+def test_a_model_that_its_ranks_cannot_divide_is_told_before_anything_starts(stage, drive):
+    model = llama(stage.folder / "model")
+    with drive(model=str(model), tensor_parallel_size="3") as launcher:
+        assert launcher.end() == EXIT_STATUS[ErrorCode.CONFIG]
+    assert "attention heads do not divide by 3 tensor-parallel ranks" in launcher.shown
+    assert stage.lives("CPU-0") == []
+
+
 def test_what_needs_no_gpu_is_checked_before_gpus_are_looked_for(stage, drive):
     """A driver that hangs, here a loader that does, is waited for for a minute."""
     (stage.folder / "loader.py").write_text("import time; time.sleep(60)")
@@ -268,3 +279,27 @@ def test_a_draft_that_is_not_there_is_told_before_anything_starts(stage, drive):
     with drive(EAGLE.format("eagle", "/srv/none"), builder="vllm") as launcher:
         assert launcher.end() == EXIT_STATUS[ErrorCode.NOT_FOUND]
     assert "/srv/none: no such folder" in launcher.shown
+
+
+def test_a_node_launches_its_own_ranks_and_says_where_all_meet(stage, drive):
+    for instance in ("CPU-0", "CPU-1"):
+        stage.script(instance, [SERVE])
+    meeting = {"master_addr": "10.0.0.1", "weight_cache_master_port": "29600"}
+    with drive(tensor_parallel_size="4", nnodes="2", node_rank="1", **meeting) as launcher:
+        launcher.wait_for("engines connect")
+        launcher.process.terminate()
+        assert launcher.end() == 143
+    assert "ranks 2 to 3 of 4 are here; all meet at 10.0.0.1 port 29600\n" in launcher.shown
+    (life,) = stage.lives("CPU-1")
+    told = json.loads(life["given"]["settings"][0])
+    met = Rendezvous(address="10.0.0.1", port=29600, rank=3, world=4, node=1, nodes=2)
+    assert told["rendezvous"] == asdict(met)
+    assert told["peers"] == ["CPU-0"]
+
+
+def test_nothing_starts_where_a_node_is_told_what_cannot_be(stage, drive):
+    stage.script("CPU-0", [SERVE])
+    with drive(tensor_parallel_size="4", nnodes="3", node_rank="0") as launcher:
+        assert launcher.end() == EXIT_STATUS[ErrorCode.CONFIG]
+    assert "--nnodes: is 3, but data 1 x pipeline 1 x tensor 4 = 4 ranks" in launcher.shown
+    assert stage.lives("CPU-0") == []

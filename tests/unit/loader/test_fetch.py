@@ -125,7 +125,12 @@ def test_a_name_that_cannot_be_one_is_said(tmp_path, hub):
 
 
 def test_a_python_without_the_hubs_library_says_what_to_install(tmp_path, hub):
-    (tmp_path / "huggingface_hub.py").write_text("raise ImportError('not installed')")
+    (tmp_path / "huggingface_hub.py").write_text(
+        "raise ModuleNotFoundError('no', name='huggingface_hub')"
+    )
     told = fetched(tmp_path, hub, "org/name", PYTHONPATH=f"{tmp_path}:{ROOT}")
-    assert told.startswith("ModelNotFound org/name is not in the Hugging Face cache, and this")
-    assert "install huggingface_hub, or give a local folder" in told
+    assert told.startswith(
+        "ModelNotFound org/name is not in the Hugging Face cache, and to download"
+    )
+    assert f"{sys.executable} lacks the package huggingface_hub: install it there" in told
+    assert "or give a local folder" in told

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import uuid
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -33,9 +34,9 @@ def loader(ends, environ):
     """A loader that is linked to the rank."""
     _, sock = ends
 
-    def loader(prelude=""):
+    def loader(prelude="", python=(sys.executable,)):
         shell = ("/bin/sh", "-c", f'{prelude} exec "$@"', "sh")
-        argv = [*shell, sys.executable, "-m", "preloadd.loader"]
+        argv = [*shell, *python, "-m", "preloadd.loader"]
         child = spawn(argv, environ=environ, fds=[("link", sock.fileno())])
         sock.close()
         children.append(child)
@@ -277,6 +278,27 @@ def test_a_python_without_the_packages_is_told_in_one_line(environ):
     assert done.stderr.startswith(f"preloadd-loader: {named}: install the packages blake3 and msg")
 
 
+def test_a_python_without_the_packages_tells_its_rank(ends, loader, settings):
+    rank, _ = ends
+    child = loader(python=BARE)
+    with suppress(ConnectionError):
+        rank.order(settings)
+    (failed,) = rank.heard()
+    assert failed.code == "config"
+    assert failed.detail.startswith(
+        f"{sys.executable} cannot run a loader (No module named 'blake3'): install the packages"
+    )
+    assert "or name another interpreter (--python" in failed.detail
+    assert child.wait(10) == 78
+
+
+def test_a_python_without_the_packages_tells_whoever_wants_a_model_fetched(environ):
+    done = run(environ, "fetch", "org/name", "--revision", "main", python=BARE)
+    assert (done.returncode, done.stderr) == (78, "")
+    assert done.stdout.startswith(f"{sys.executable} cannot run a loader")
+    assert done.stdout.count("\n") == 1
+
+
 def test_a_python_without_the_packages_looks_for_no_gpu_and_says_so(environ):
     done = run(environ, "--probe", python=BARE)
     assert (done.returncode, done.stderr) == (0, "")
@@ -321,6 +343,7 @@ def test_it_fetches_a_model_and_prints_its_folder_alone(environ, tmp_path):
     done = run(offline, "fetch", "org/name", "--revision", "")
     assert (done.returncode, done.stdout) == (0, f"{snapshot}\n"), done.stderr
     done = run(offline, "fetch", "org/other", "--revision", "")
-    assert (done.returncode, done.stdout) == (66, "")
-    assert "org/other is not in the Hugging Face cache and could not be downloaded" in done.stderr
+    assert done.returncode == 66
+    told = done.stdout.splitlines()[-1]
+    assert "org/other is not in the Hugging Face cache and could not be downloaded" in told
     assert "Traceback" not in done.stderr

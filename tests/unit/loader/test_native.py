@@ -84,6 +84,20 @@ def test_its_key_is_that_of_an_engine_with_the_same_files(settings_of, model, in
     )
 
 
+def test_any_replica_of_a_dense_model_is_that_of_every_engine(settings_of, model):
+    replicas = [Placement(Parallel(data=2), data_rank=rank) for rank in range(2)]
+    keys = []
+    for placement in replicas:
+        native = Native(settings_of(model, placement=placement), PAGE)
+        assert assembled(native) == stored(model)
+        keys.append(native.key("sampled-1:00"))
+    engine = NativeCheckpoint(model)
+    for placement in (*replicas, Placement(Parallel())):
+        wanted = engine.wanted("CPU-0", client="e", placement=placement)
+        keys.append(wanted.key("sampled-1:00"))
+    assert all(key == keys[0] for key in keys)
+
+
 def test_files_are_open_only_in_the_block(settings):
     native = Native(settings, PAGE)
     with native.opened() as files:

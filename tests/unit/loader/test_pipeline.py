@@ -2,19 +2,20 @@ import json
 import os
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 
 import preloadd.loader
 from preloadd.domain.recipe import recipe_of
-from preloadd.domain.settings import Digest, Memory, Reader
+from preloadd.domain.settings import Builder, Digest, Layout, Memory, Reader, Rendezvous
 from preloadd.errors import CheckpointError, ConfigError, DeviceFailed, OutOfRoom
 from preloadd.linux.memfd import read_sealed
 from preloadd.loader.pipeline import load
 from preloadd.loader.report import Reporter
 from preloadd.memory.host import HostFiller
+from preloadd.protocol import codec, payload
 from preloadd.protocol import messages as m
-from preloadd.protocol import payload
 from preloadd.transport.blocking import Link
 from preloadd.weights.checkpoint import content, identities_of, open_checkpoint
 from tests.checkpoints import CONFIG, SHARDS, sparse, stored
@@ -38,11 +39,33 @@ def loaded(ends):
     return loaded
 
 
+@pytest.mark.slow
+def test_a_python_without_vllm_is_named_with_what_it_lacks(loaded, settings_of, model):
+    wanted = settings_of(model, builder=Builder.VLLM, layout=Layout.PLAIN)
+    with pytest.raises(ConfigError) as caught:
+        loaded(wanted)
+    assert f"{sys.executable} lacks the package vllm: install it there" in str(caught.value)
+    assert "(--python, or `python` in the group's file)" in str(caught.value)
+
+
 @pytest.fixture
 def manifest(ends):
     """The manifest that came last."""
     rank, _ = ends
     return lambda: payload.decode(read_sealed(rank.fds[-1].fileno(), payload.MAX_NBYTES))
+
+
+def test_where_ranks_meet_first_nothing_is_filled_before_they_agree(loaded, settings, ends):
+    place = Rendezvous("127.0.0.1", 29700, rank=0, world=2, node=0, nodes=2)
+    ends[0].link.send(codec.encode(m.Proceed()))
+    heard = loaded(replace(settings, rendezvous=place))
+    kinds = [type(report) for report in heard if not isinstance(report, m.Progress)]
+    assert kinds[:2] == [m.Identified, m.ChunkFilled]
+    phases = [report.phase for report in heard if isinstance(report, m.Progress)]
+    assert list(dict.fromkeys(phases)) == ["opening", "identifying", "loading"]
+    manifest = payload.decode(read_sealed(ends[0].fds[-1].fileno(), payload.MAX_NBYTES))
+    (told,) = [report.key for report in heard if isinstance(report, m.Identified)]
+    assert manifest.key == told
 
 
 def test_a_load_tells_its_phases_hands_over_chunks_and_ends_with_the_manifest(loaded, settings):

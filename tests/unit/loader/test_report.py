@@ -49,6 +49,24 @@ def test_a_rank_that_is_gone_or_says_something_else_breaks_the_protocol(reporter
         reporter.order()
 
 
+def test_what_was_identified_is_told_and_an_answer_awaited(reporter, ends):
+    rank, _ = ends
+    rank.link.send(codec.encode(m.Proceed()))
+    reporter.identified({"dtype": "float16"})
+    packet = rank.link.receive()
+    assert codec.decode_report(packet.data) == m.Identified(key={"dtype": "float16"})
+
+
+def test_no_leave_to_proceed_breaks_the_protocol(reporter, ends):
+    rank, _ = ends
+    rank.link.send(codec.encode(m.Progress(phase="x")))
+    with pytest.raises(ProtocolViolation, match="the leave to proceed"):
+        reporter.identified({})
+    rank.link.close()
+    with pytest.raises((ProtocolViolation, OSError)):
+        reporter.identified({})
+
+
 def test_descriptors_with_an_order_are_not_kept(reporter, ends, settings):
     with HostFiller().create(4096) as chunk:
         ends[0].link.send(codec.encode(m.Order(settings=settings)), [chunk.fd])

@@ -65,6 +65,7 @@ REPLIES: list[m.Reply] = [
     m.StateChanged(state=State.SERVING, generation=GENERATION),
 ]
 REPORTS: list[m.LoaderReport] = [
+    m.Identified(key=KEY),
     m.Progress(phase="weights", done=5, total=10),
     m.ChunkFilled(index=0, nbytes=1 << 30),
     m.ManifestWritten(nbytes=900),
@@ -81,11 +82,13 @@ ORDERS: list[m.Order] = [
         )
     )
 ]
+PROCEEDS = [m.Proceed()]
 Decode = Callable[[bytes], m.Message]
 DECODERS: list[tuple[list, Decode]] = [
     (REQUESTS, codec.decode_request),
     (REPLIES, codec.decode_reply),
     (REPORTS, codec.decode_report),
+    (PROCEEDS, codec.decode_proceed),
     (ORDERS, codec.decode_order),
 ]
 

@@ -8,7 +8,7 @@ from preloadd.domain.manifest import MAX_CHUNKS
 from preloadd.errors import ProtocolViolation
 from preloadd.protocol import codec, payload
 from preloadd.protocol.loading import Load, LoadPhase, LoadReceiver
-from preloadd.protocol.messages import ChunkFilled, Failed, ManifestWritten, Progress
+from preloadd.protocol.messages import ChunkFilled, Failed, Identified, ManifestWritten, Progress
 
 MANIFEST = ManifestWritten(nbytes=900)
 PROGRESS = Progress(phase="weights", done=1, total=2)
@@ -52,6 +52,30 @@ def test_an_unfinished_load_cannot_be_taken():
 def test_as_many_chunks_as_are_allowed_are_collected():
     receiver = after(*(chunk(index) for index in range(MAX_CHUNKS)), (MANIFEST, "manifest"))
     assert len(receiver.take().chunks) == MAX_CHUNKS
+
+
+def test_what_is_loaded_is_identified_once_and_before_all_chunks():
+    identified = Identified(key={"dtype": "float16"})
+    receiver = after((PROGRESS,), (identified,), chunk(0))
+    with pytest.raises(ProtocolViolation, match="identified: it comes once, before all chunks"):
+        receiver.receive(codec.encode(identified))
+    assert receiver.phase is LoadPhase.FAILED
+    with pytest.raises(ProtocolViolation, match="once"):
+        after((identified,), (identified,))
+
+
+def test_where_ranks_meet_first_nothing_is_filled_before_that():
+    identified = codec.encode(Identified(key={"dtype": "float16"}))
+    receiver = LoadReceiver[str](meets=True)
+    receiver.receive(identified)
+    with pytest.raises(ProtocolViolation, match="nobody has let the loader proceed"):
+        receiver.receive(codec.encode(ChunkFilled(index=0, nbytes=512)), ["chunk"])
+    assert receiver.release() == ("chunk",)
+    receiver = LoadReceiver[str](meets=True)
+    receiver.receive(identified)
+    receiver.proceed()
+    receiver.receive(codec.encode(ChunkFilled(index=0, nbytes=512)), ["chunk"])
+    assert receiver.phase is LoadPhase.LOADING
 
 
 def test_a_failure_ends_the_load_and_gives_the_handles_back():

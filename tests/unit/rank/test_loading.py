@@ -57,12 +57,14 @@ def load(tmp_path, settings, make):
     environ = os.environ | {"PYTHONPATH": str(ROOT), "MANIFEST": str(tmp_path / "manifest")}
     generations = []
 
-    async def load(script, *, told=lambda _: None, renewed=lambda given: given, **deadlines):
+    async def load(
+        script, *, told=lambda _: None, renewed=lambda given: given, agree=None, **deadlines
+    ):
         argv = [sys.executable, "-c", PROLOGUE + script]
         limits = Deadlines(**{"silence": 10.0, "stop": 0.4, **deadlines})
         chosen = replace(settings, deadlines=limits)
         loader = Loader(argv, environ, HostKeeper(), on_loaded=generations.append, renewed=renewed)
-        generation = await loader.load(chosen, told)
+        generation = await loader.load(chosen, told, agree)
         assert generations[-1] is generation
         return generation
 
@@ -272,3 +274,46 @@ async def test_loader_is_told_what_holds_now(load):
 
     await load('assert order.settings.versions.vllm == "0.33.0"\ngood()', renewed=renewed)
     assert [given.versions for given in seen] == [Versions()]
+
+
+IDENTIFIED = "say(m.Identified(key={'dtype': 'float16'})); "
+PROCEED = "codec.decode_proceed(link.receive().data); "
+
+
+async def test_a_loader_proceeds_once_all_agree_on_what_it_identified(load):
+    asked = []
+
+    async def agree(key):
+        asked.append(key)
+        await anyio.sleep(0.05)
+
+    generation = await load(IDENTIFIED + PROCEED + "good()", agree=agree, silence=5.0)
+    assert generation.id == ID
+    assert asked == [{"dtype": "float16"}]
+
+
+async def test_to_wait_for_others_is_no_silence(load):
+    async def agree(_key):
+        await anyio.sleep(0.8)
+
+    script = IDENTIFIED + PROCEED + "good()"
+    assert (await load(script, agree=agree, silence=0.6)).id == ID
+
+
+async def test_a_loader_that_ends_while_all_gather_is_noticed(load):
+    with anyio.fail_after(10), pytest.raises(LoaderFailed, match="ended with 7"):
+        await load(IDENTIFIED + "sys.exit(7)", agree=lambda _: anyio.sleep_forever())
+
+
+async def test_a_load_that_is_given_up_while_all_gather_leaves_no_loader(load):
+    with anyio.move_on_after(0.8) as waited:
+        await load(
+            IDENTIFIED + "time.sleep(60)", agree=lambda _: anyio.sleep_forever(), silence=30.0
+        )
+    assert waited.cancelled_caught
+
+
+@pytest.mark.parametrize("identified", ["", IDENTIFIED])
+async def test_a_loader_that_does_not_wait_for_others_is_ended(load, identified):
+    with anyio.fail_after(10), pytest.raises(LoaderFailed, match="nobody has let the loader"):
+        await load(identified + "good()", agree=lambda _: anyio.sleep_forever())

@@ -313,6 +313,35 @@ async def test_who_profiles_is_told_until_it_ends_or_is_not_believed_any_more(se
     assert (profilers(serving), serving.profilers()) == ([], [])
 
 
+@pytest.mark.parametrize("ends", [True, False])
+async def test_a_lease_is_spared_no_longer_in_all_however_often_it_profiles(serving, now, ends):
+    one, other = granted(serving), granted(serving, pid=8)
+    for _ in range(3):
+        assert serving.profiling(one, active=True) == m.Done()
+        assert profilers(serving) == [one.id]
+        if ends:
+            assert serving.profiling(one, active=False) == m.Done()
+        now[0] += 100
+    refused = serving.profiling(one, active=True)
+    assert refused.code == ErrorCode.UNAVAILABLE
+    assert "was spared for 300 s" in refused.detail
+    assert (profilers(serving), serving.profilers()) == ([], [])
+    assert serving.profiling(one, active=False) == m.Done()
+    with anyio.fail_after(5):
+        await serving.undisturbed()
+    assert serving.profiling(other, active=True) == m.Done()
+    assert profilers(serving) == [other.id]
+
+
+async def test_a_new_daemon_spares_a_lease_no_longer_than_the_one_before(serving, now):
+    lease = granted(serving)
+    assert serving.profiling_resumed(lease.id, now[0] + 5)
+    assert serving.profiling(lease, active=True) == m.Done()
+    now[0] += 5
+    assert serving.profilers() == []
+    assert "was spared" in serving.profiling(lease, active=True).detail
+
+
 @pytest.mark.parametrize("active", [True, False])
 async def test_without_a_lease_nobody_profiles(serving, active):
     refused = serving.profiling(None, active=active)

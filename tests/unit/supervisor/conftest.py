@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from preloadd.protocol.messages import Refused
 from preloadd.supervisor.devices import Device
 from preloadd.supervisor.history import Happening
 from preloadd.supervisor.lookout import View
+from preloadd.supervisor.nodes import Node, NodeGroup, NodeRank, Peer, shown
 from preloadd.supervisor.verdict import Contact, Engine, Snapshot, Unit
 from tests.unit.supervisor.given import GIB, HOSTILE, told
 
@@ -137,4 +139,23 @@ def crowd() -> View:
             Device("GPU-b", "H200", problem="GPU is lost"),
         ),
         HOSTILE,
+        peers=peers(),
+    )
+
+
+def peers() -> tuple[Peer, ...]:
+    """Another node of every kind there is."""
+    serving = tuple(NodeRank(f"CPU-{n}", "serving") for n in range(8))
+    failed = NodeRank("GPU-c", "failed")
+    well = Node("1" * 32, "node-8", "0.1.0", True, (), (NodeGroup("good", serving),))
+    ill = Node(
+        *("2" * 32, shown(HOSTILE), "0.1.0", False, (shown(f"GPU-c of gone: {HOSTILE}"),)),
+        (NodeGroup("good", serving), NodeGroup("gone", (*serving[:3], failed))),
+    )
+    old = replace(well, host="node-10", version="0.0.9")
+    return (
+        Peer("node-8:9470", well, 0.8),
+        Peer("[2001:db8::9]:9470", ill, 1.2),
+        Peer("node-10:9470", old, 200.0, "no answer within 2 s"),
+        Peer("node-11:9470", None, None, "connection refused"),
     )

@@ -26,7 +26,10 @@ SERVING = Snapshot(
 LOADING = Snapshot("CPU-1", State.LOADING, done=1, total=4)
 ABSENT = Snapshot("CPU-0", contact=Contact.ABSENT, problem="gone")
 PATHS = ["/healthz", "/livez", "/readyz", "/metrics", "/"]
-LISTS = ["/v1/groups", "/v1/ranks", "/v1/leases", "/v1/devices", "/v1/events"]
+LISTS = [
+    *("/v1/groups", "/v1/ranks", "/v1/leases", "/v1/devices", "/v1/events"),
+    *("/v1/peers", "/v1/node"),
+]
 
 
 def view(*snapshots: Snapshot) -> View:
@@ -126,6 +129,41 @@ def test_devices_and_events(crowd):
     (event,) = ask_of(crowd, "GET", "/v1/events").json()["events"]
     assert datetime.fromisoformat(event["at"]) < crowd.at
     assert event["text"] == HOSTILE
+
+
+def test_other_nodes_are_told_with_their_age_and_what_is_wrong(crowd):
+    well, ill, silent, never = ask_of(crowd, "GET", "/v1/peers").json()["peers"]
+    assert (well["address"], well["reachable"], well["healthy"]) == ("node-8:9470", True, True)
+    assert (well["host"], well["version"], well["age_seconds"]) == ("node-8", "0.1.0", 0.8)
+    assert (well["groups"][0]["serving"], len(well["groups"][0]["ranks"])) == (8, 8)
+    assert (ill["healthy"], [group["serving"] for group in ill["groups"]]) == (False, [8, 3])
+    assert ill["groups"][1]["ranks"][3] == {"instance": "GPU-c", "condition": "failed"}
+    assert (silent["reachable"], silent["problem"]) == (False, "no answer within 2 s")
+    assert (silent["age_seconds"], silent["groups"]) == (200.0, well["groups"])
+    assert (never["healthy"], never["age_seconds"], never["groups"]) == (None, None, [])
+
+
+def test_other_nodes_may_be_asked_about_one_group(crowd):
+    told = ask_of(crowd, "GET", "/v1/peers?group=gone").json()["peers"]
+    assert [len(peer["groups"]) for peer in told] == [0, 1, 0, 0]
+    assert ask_of(crowd, "GET", "/v1/peers?group=nope").json()["peers"][1]["groups"] == []
+
+
+def test_other_nodes_decide_nothing(crowd):
+    good = replace(crowd, ranks=(SERVING,))
+    for path in ("/healthz", "/readyz"):
+        response = ask_of(good, "GET", path)
+        assert response.status_code == 200
+        assert "node-" not in response.text
+
+
+def test_a_node_introduces_itself_whatever_its_state(crowd):
+    for seen, healthy in ((view(SERVING), True), (view(LOADING), False), (crowd, False)):
+        response = ask_of(seen, "GET", "/v1/node")
+        assert response.status_code == 200
+        assert response.json()["healthy"] is healthy
+        assert response.json()["host"] == "node-7"
+        assert "9470" not in response.text, "of its own peers it tells nothing"
 
 
 def test_metrics_come_in_the_format_that_is_asked_for(crowd):

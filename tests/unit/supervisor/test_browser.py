@@ -79,6 +79,7 @@ def test_the_page_looks_well_and_refreshes_itself(browser: Browser, site: Site) 
     browser.show(site.url)
     assert browser.evaluate("document.title") == "3 of 4 ranks do not serve · node-7 · preloadd"
     assert browser.evaluate("document.querySelectorAll('.ranks > li').length") == 4
+    assert browser.evaluate("document.querySelectorAll('.nodes > li').length") == 4
     browser.screenshot(ARTEFACTS / "status-page.png")
     browser.resize(1280, 900, dark=True)
     browser.screenshot(ARTEFACTS / "status-page-dark.png")

@@ -15,8 +15,10 @@ from preloadd.errors import ConfigError, ServiceManagerError
 from preloadd.protocol.messages import LeaseTold
 from preloadd.supervisor.devices import Device
 from preloadd.supervisor.lookout import Lookout, Pace, View
+from preloadd.supervisor.peers import Peers
 from preloadd.supervisor.roster import Expected, Wanted
 from preloadd.supervisor.verdict import Contact, Snapshot, Unit, judge
+from tests.http_stand_in import serving
 
 pytestmark = pytest.mark.anyio
 
@@ -311,6 +313,18 @@ async def test_a_manager_that_fails_is_told_and_what_it_said_before_still_holds(
         assert caplog.text.count("Connection timed out") == 1
         scene.told_by_manager = usual
         await scene.until(lambda view: not view.silent)
+
+
+async def test_other_nodes_are_in_the_view_and_delay_no_look(ranks):
+    with serving(lambda _, over: over.wait(10)) as endpoint:
+        peers = Peers([endpoint], identity="1", timeout=0.2, pause=1.0)
+        async with anyio.create_task_group() as tasks:
+            lookout = Lookout(ranks.socket_dir, lambda: Wanted(()), pace=PACE, peers=peers)
+            tasks.start_soon(lookout.watch)
+            with anyio.fail_after(0.15):
+                view = await lookout.look()
+            assert [peer.address for peer in view.peers] == [str(endpoint)]
+            tasks.cancel_scope.cancel()
 
 
 async def test_no_rank_is_shown_before_it_was_looked_at(ranks):

@@ -12,7 +12,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import anyio
@@ -22,6 +22,7 @@ import pytest
 import preloadd
 from preloadd.linux.notify import NotifySocket
 from preloadd.linux.process import Child, spawn
+from tests.rank_stand_in import Ranks
 
 ROOT = Path(preloadd.__file__).parents[1]
 ENVIRON = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -183,6 +184,67 @@ def test_a_stuck_rank_delays_no_probe(serve, ranks):
     assert asked < 50, "probes must not reach the ranks"
 
 
+def up(url: str) -> None:
+    until = time.monotonic() + PATIENCE_S
+    while time.monotonic() < until:
+        with suppress(urllib.error.URLError):
+            assert get(f"{url}/livez")[0] == 200
+            return
+        time.sleep(0.02)
+    raise AssertionError(f"nothing serves at {url}")
+
+
+def heard(url: str, *, reachable: bool = True) -> list[dict]:
+    """The one peer of a supervisor that has left itself out, once that is `reachable` or not."""
+    until = time.monotonic() + PATIENCE_S
+    while time.monotonic() < until:
+        told = get(f"{url}/v1/peers")[1]["peers"]
+        if [peer["reachable"] for peer in told] == [reachable]:
+            return told
+        time.sleep(0.02)
+    raise AssertionError(f"never so: {told}")
+
+
+@pytest.mark.slow
+def test_two_nodes_that_list_each_other(serve, socket_dir):
+    """Both have the same list; neither tells the other what that said, nor suffers from it."""
+    ranks, nodes = [Ranks(socket_dir / name) for name in "ab"], []
+    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in ranks]
+    addresses = [f"127.0.0.1:{listener.getsockname()[1]}" for listener in listeners]
+    listing = [word for address in addresses for word in ("--peer", address)]
+    for listener in listeners:
+        listener.close()
+    with ExitStack() as owned:
+        for here, address in zip(ranks, addresses, strict=True):
+            owned.callback(here.close)
+            here.socket_dir.mkdir()
+            port = address.rpartition(":")[2]
+            command = [*COMMAND, "--socket-dir", str(here.socket_dir), "--port", port, *listing]
+            nodes.append((command, f"http://{address}"))
+        ranks[0].serve("CPU-0")
+        ranks[1].serve("CPU-0", state="loading", done=1, total=4)
+        children = [owned.enter_context(spawn(c, environ=ENVIRON)) for c, _ in nodes]
+        (a, b), (url_a, url_b) = addresses, (url for _, url in nodes)
+        for url in (url_a, url_b):
+            up(url)
+        (told,) = heard(url_a)
+        assert (told["address"], told["healthy"]) == (b, False)
+        assert told["groups"][0]["ranks"] == [{"instance": "CPU-0", "condition": "loading"}]
+        (told,) = heard(url_b)
+        assert (told["address"], told["healthy"], told["reasons"]) == (a, True, [])
+        assert get(f"{url_a}/readyz") == (200, {"ready": True, "reasons": []})
+        assert get(f"{url_b}/readyz")[0] == 503
+        assert "peers" not in get(f"{url_b}/v1/node")[1]
+
+        children[1].signal(signal.SIGKILL)
+        children[1].wait(10)
+        told = heard(url_a, reachable=False)[0]
+        assert told["problem"] == "connection refused"
+        assert told["groups"][0]["name"] == "smol"
+        assert told["age_seconds"] > 0
+        assert get(f"{url_a}/healthz")[0] == 200
+
+
 def test_taken_port_is_said(socket_dir):
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = str(other.getsockname()[1])
@@ -201,6 +263,12 @@ def test_wrong_instance_is_said(socket_dir):
     done = run("--socket-dir", str(socket_dir), "--instance", "TPU:0")
     assert done.returncode == 78
     assert "TPU:0" in done.stderr
+
+
+def test_wrong_peer_is_said(socket_dir):
+    done = run("--socket-dir", str(socket_dir), "--peer", "node-2")
+    assert done.returncode == 78
+    assert "--peer 'node-2': write a host and its port" in done.stderr
 
 
 def test_broken_configuration_is_said(tmp_path):

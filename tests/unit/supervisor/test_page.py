@@ -120,6 +120,14 @@ def test_people_who_cannot_see_it_are_told_as_well(crowd):
     assert len(ids) == len(set(ids))
 
 
+def test_other_nodes_are_shown_and_change_no_headline(crowd):
+    serving = replace(crowd, ranks=(SERVING,))
+    text = render(serving, host="node-7", nonce="n")
+    assert "<h2>Other nodes</h2>" in text
+    assert ">The rank serves</h1>" in text
+    assert "<h2>Other nodes</h2>" not in page(SERVING)
+
+
 def test_version_host_and_trouble_are_shown(crowd):
     text = render(
         replace(crowd, trouble="a.toml: broken", silent=("systemd: <hangs>",)),

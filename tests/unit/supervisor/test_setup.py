@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from preloadd.domain.endpoint import Endpoint
 from preloadd.domain.ids import Instance
 from preloadd.errors import ConfigError
 from preloadd.supervisor.roster import Expected
@@ -14,7 +15,14 @@ GROUP = 'model = "/srv/m"\ngpus = ["{}"]\n'
 
 
 def options(**given) -> Namespace:
-    usual = {"socket_dir": None, "instance": [], "host": None, "port": None, "log_level": None}
+    usual = {
+        "socket_dir": None,
+        "instance": [],
+        "host": None,
+        "port": None,
+        "log_level": None,
+        "peer": [],
+    }
     return Namespace(**{**usual, **given})
 
 
@@ -59,6 +67,14 @@ def test_without_options_the_configuration_says_all(etc):
     assert made.roster().trouble == ""
 
 
+def test_peers_come_from_the_configuration_or_the_command_line(etc, socket_dir):
+    assert configured(etc).peers == ()
+    (etc / "preloadd.toml").write_text('[supervisor]\npeers = ["node-2:1", "http://[::1]:2/"]\n')
+    assert configured(etc).peers == (Endpoint("node-2", 1), Endpoint("::1", 2))
+    assert configured(etc, peer=["a:1", "http://a:1"]).peers == (Endpoint("a", 1),)
+    assert setup(options(socket_dir=socket_dir, peer=["a:1"]), {}).peers == (Endpoint("a", 1),)
+
+
 def test_options_stand_over_the_configuration(etc):
     made = configured(etc, host="::1", port=0, log_level="debug")
     assert (made.host, made.port, made.log_level) == ("::1", 0, "debug")
@@ -87,6 +103,7 @@ def test_a_configuration_broken_later_leaves_everything(etc):
     [
         ({"instance": ["TPU:0"]}, "TPU:0"),
         ({"instance": ["CPU-0"]}, "--socket-dir"),
+        ({"socket_dir": Path("/run"), "peer": ["a"]}, "--peer 'a': write a host and its port"),
     ],
 )
 def test_faults_of_the_command_line(given, said):

@@ -17,8 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from preloadd.config import group as config
+from preloadd.config.engine import members_of
 from preloadd.config.files import Document
 from preloadd.domain.ids import Instance, device_id
+from preloadd.domain.vllm import DRAFT_METHODS
 from preloadd.errors import ConfigError
 
 SCRIPT = Path(__file__).parents[3] / "systemd/preloadd-generator"
@@ -90,6 +92,10 @@ DRAFTS = [
 ]
 
 
+def test_methods_whose_drafts_have_ranks_are_those_of_the_package() -> None:
+    assert set(generator.DRAFTS) == DRAFT_METHODS
+
+
 @pytest.mark.parametrize("draft", [None, {}, {"enabled": False}, {"model": "/d"}])
 @pytest.mark.parametrize("parallel", [None, {"pipeline_parallel_size": 2}])
 @pytest.mark.parametrize("arguments", DRAFTS)
@@ -105,6 +111,64 @@ def test_members_are_those_of_the_configuration(arguments, parallel, draft) -> N
         assert generator.parse(content).members == tuple(map(str, group.instances))
     else:
         assert {fault.key for fault in faults} <= {"draft", "draft.model"}
+
+
+NODES = [
+    {"tp": 2, "pp": 2, "nnodes": 2, "node-rank": 0},
+    {"tp": 2, "pp": 2, "nnodes": 2, "--node_rank": 1},
+    {"tp": 1, "pp": 4, "n": "2", "r": "1"},
+    {"tp": 1, "pp": 2, "dp": 4, "dpl": 1, "dpr": 3},
+    {"tp": 3, "pp": 2, "dp": 1, "n": 3, "r": 1},
+    {"tp": 3, "pp": 2, "dp": 1, "n": 3, "r": 2},
+]
+
+
+@pytest.mark.parametrize("arguments", NODES)
+def test_members_are_those_of_this_node(arguments) -> None:
+    devices = ["CPU-0", "CPU-1"]
+    arguments |= {"sc": MTP, "master-addr": "10.0.0.1", "weight_cache_master_port": 29600}
+    content = {"name": "a", "gpus": devices, "builder": "vllm", "engine_args": arguments}
+    document = Document(Path("a.toml"), {"model": "/m", **content})
+    group, faults = config.judge(document)
+    if group is not None:
+        assert generator.parse(content).members == tuple(map(str, group.instances))
+    else:
+        assert {fault.key for fault in faults} == {"engine_args.pp"}
+    assert generator.parse(content).members == members_of(document)
+
+
+@pytest.mark.parametrize(
+    ("parallel", "spans"),
+    [
+        ({}, False),
+        ({"nnodes": 1}, False),
+        ({"nnodes": 2, "node_rank": 0}, True),
+        ({"data_parallel_size": 4, "data_parallel_size_local": 4}, False),
+        ({"data_parallel_size": 4, "data_parallel_size_local": 1}, True),
+    ],
+)
+def test_ranks_that_meet_others_wait_for_the_network(parallel, spans) -> None:
+    group = generator.parse(GOOD | {"parallel": parallel})
+    assert group.spans is spans
+    written = dict(generator.group_dropins(group))["preloadd@CPU-0.service"]
+    assert ("After=network-online.target" in written) is spans
+    assert ("Wants=network-online.target" in written) is spans
+
+
+def test_a_node_says_what_is_its_own_in_a_drop_in(folder: Path) -> None:
+    parallel = "[parallel]\ntensor_parallel_size = 2\npipeline_parallel_size = 2\nnnodes = 2\n"
+    arguments = 'builder = "vllm"\n[engine_args]\nspec-method = "mtp"\nspec-tokens = 1\n'
+    write(folder, "a", ["CPU-0", "CPU-1"], f"{arguments}{parallel}node_rank = 0\n")
+    assert generator.read(folder).groups["a.toml"].members == ("CPU-0", "CPU-1")
+    (folder / "a.toml.d").mkdir()
+    (folder / "a.toml.d/.hidden.toml").write_text("x")
+    node = folder / "a.toml.d/node.toml"
+    node.write_text('gpus = ["CPU-5", "CPU-6"]\n[parallel]\nnode_rank = 1\n')
+    drafts = ("CPU-5.draft", "CPU-6.draft")
+    assert generator.read(folder).groups["a.toml"].members == ("CPU-5", "CPU-6", *drafts)
+    node.write_text("x")
+    (told,) = generator.read(folder).refused.values()
+    assert told.startswith("a.toml.d/node.toml: is no TOML")
 
 
 @pytest.mark.parametrize(
@@ -154,12 +218,15 @@ def test_access_of_others(access: dict[str, object], groups: tuple[str], shared:
         ({"gpus": ["CPU-0.draft"]}, "gpus: 'CPU-0.draft' is not"),
         ({"gpus": [0]}, "gpus: 0 is not"),
         (DRAFTED | {"engine_args": {"sc": "{"}}, "engine_args.sc: is no JSON"),
-        (DRAFTED | {"engine_args": 3}, "engine_args: must be a table"),
+        ({"engine_args": 3}, "engine_args: must be a table"),
         (DRAFTED | {"draft": 3}, "draft: must be a table"),
-        (DRAFTED | {"parallel": {"pipeline_parallel_size": 3}}, "3 does not divide the devices"),
-        (DRAFTED | {"parallel": {"pipeline_parallel_size": 0.5}}, "0.5 does not divide"),
-        (DRAFTED | {"engine_args": {"spec-method": "mtp", "pp": "0"}}, "0 does not divide"),
-        (DRAFTED | {"engine_args": {"spec-method": "mtp", "pp": "9" * 5000}}, "not divide"),
+        (
+            DRAFTED | {"parallel": {"pipeline_parallel_size": 0.5}},
+            "parallel.pipeline_parallel_size: '0.5' is no number from 1 to 9999",
+        ),
+        (DRAFTED | {"parallel": {"node_rank": -1}}, "parallel.node_rank: '-1' is no number from 0"),
+        (DRAFTED | {"engine_args": {"spec-method": "mtp", "pp": "0"}}, "engine_args.pp: '0' is no"),
+        (DRAFTED | {"engine_args": {"spec-method": "mtp", "pp": "9" * 5000}}, "is no number"),
         ({"restart": 3}, r"restart: must be a table, \[restart\]"),
         ({"restart": {"burst": 0}}, "restart.burst: 0 is no whole number"),
         ({"restart": {"burst": 1.5}}, "restart.burst: 1.5 is no whole number"),

@@ -153,6 +153,7 @@ def test_containers_of_other_types_that_are_lists_dicts_or_tuples_are_looked_int
         pytest.param({tensor()}, id="a-set"),
         pytest.param({1: tensor(), "it's": tensor(), "a\\b": tensor()}, id="keys-without-a-name"),
         pytest.param(Slotted(), id="without-attributes"),
+        pytest.param(Kernel(__of_python__=tensor()), id="an-attribute-of-python-itself"),
         pytest.param([None] * walk._LONGEST + [tensor()], id="longer-than-what-is-looked-into"),
         pytest.param([[[[tensor()]]]], id="too-deep"),
         pytest.param(Kernel(a=Kernel(b=Kernel(c=Kernel(d=tensor())))), id="too-deep-objects"),
@@ -224,7 +225,7 @@ def test_modules_are_not_looked_into_from_objects_but_their_tensors_may_be_held(
 # ---- and back
 
 leaves = st.builds(tensor) | st.none() | st.integers(0, 3) | st.just("text")
-words = st.text("abcxyz_", min_size=1, max_size=4)
+words = st.text("abcxyz_", min_size=1, max_size=4).filter(lambda name: name[:2] != "__")
 keys = st.text(st.characters(exclude_characters="'\\", codec="utf-8"), max_size=4)
 
 
@@ -300,6 +301,140 @@ def test_ways_that_do_not_exist_are_no_ways(name):
         walk.look_up(walk.modules_of(model), name)
 
 
+class Scaled(Kernel):
+    """Has things by its class: one that is set to anything, one that is nothing yet, and code."""
+
+    asked = ()
+    late = None
+
+    @property
+    def live(self):
+        type(self).asked += ("live",)
+
+    @live.setter
+    def live(self, value):
+        type(self).asked += (value,)
+
+
+Scaled.__module__ = Kernel.__module__
+
+
+def away() -> nn.Module:
+    """A module from which a daemon would like to get further."""
+    model = nn.Module()
+    model.inner = nn.Linear(1, 1)
+    model.impl = Scaled(
+        setting=Setting(flag=1),
+        stranger=Stranger(flag=1),
+        layer=model.inner,
+        call=away,
+        short=partial(print, {"a": 1}),
+        by_number={0: [0]},
+        far=Kernel(b=Kernel(c=Kernel(d=1))),
+        many=[[0]] * (walk._LONGEST + 1),
+        named={str(key): [] for key in range(walk._LONGEST + 1)},
+    )
+    return model
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("__dict__['inner']", "__class__.late", "__class__", "impl.__class__.late"),
+        *("impl.__class__", "impl.__dict__['far']", "impl.__init__.__globals__['walk']"),
+        *("_parameters['weight']", "_modules", "training", "forward.__globals__['torch']"),
+        *("inner.weight", "impl.layer.weight", "impl.layer.x", "impl.setting.flag"),
+        *("impl.stranger.flag", "impl.call.__globals__['torch']", "impl.short.args[0]['a']"),
+        *("impl.live.x", "impl.far.b.c.d", "impl.many[0]", "impl.named['0']", "impl.late.x"),
+        *("impl.by_number[0]", "impl.by_number[0][0]", "impl[0]", "[0]", "impl.setting.other"),
+    ],
+)
+def test_a_daemon_names_nothing_that_is_not_looked_into(path):
+    with pytest.raises(LookupError):
+        walk.look_up(walk.modules_of(away()), f"::{path}")
+    assert Scaled.asked == ()
+
+
+def test_what_a_class_has_is_neither_asked_nor_set():
+    model = away()
+    modules = walk.modules_of(model)
+    holder, step = walk.look_up(modules, "::impl.live")
+    assert walk.value_at(holder, step) is Scaled.live
+    walk.put_hidden(holder, step, tensor())
+    assert Scaled.asked == ()
+    assert walk.value_at(*walk.look_up(modules, "::impl.late")) is None
+    assert walk.value_at(*walk.look_up(modules, "::forward")) is nn.Module.forward
+    assert walk.value_at(*walk.look_up(modules, "::inner")) is model.inner
+    assert walk.value_at(*walk.look_up(modules, "inner::weight")) is model.inner.weight
+
+
+# ---- left without content
+
+
+def meta() -> torch.Tensor:
+    return torch.empty(2, device="meta")
+
+
+def enclosing(value):
+    def call():
+        return value
+
+    return call
+
+
+def enclosing_nothing():
+    def call():
+        return value
+
+    if call is None:
+        value = 1
+    return call
+
+
+class Bound(Kernel):
+    def call(self):
+        pass
+
+
+Bound.__module__ = Kernel.__module__
+
+
+@pytest.mark.parametrize(
+    ("value", "where"),
+    [
+        (meta(), ""),
+        (Kernel(scale=meta()), ".scale"),
+        (partial(print, 1, meta()), ".args[1]"),
+        (partial(print, end=[meta()]), ".keywords['end'][0]"),
+        (partial(partial(Bound(scale=meta()).call), 1), ".func.__self__.scale"),
+        (enclosing(meta()), ".value"),
+        ({"then": enclosing(Kernel(scale=meta()))}, "['then'].value.scale"),
+        (Bound(scale=meta()).call, ".__self__.scale"),
+    ],
+)
+def test_tensors_without_content_are_found_in_callables_as_well(value, where):
+    model = nn.Module()
+    model.inner = nn.Module()
+    model.inner.impl = value
+    assert list(walk.empty_beside(walk.modules_of(model))) == [f"inner::impl{where}"]
+
+
+def test_what_has_content_or_is_a_modules_own_is_not_missed():
+    model = Model()
+    model.register_buffer("none", meta())  # is told of where tensors of modules are
+    model.embed.register_parameter("void", nn.Parameter(meta()))
+    model.one = partial(print, tensor(), end=tensor())
+    model.two = [enclosing(tensor()), enclosing_nothing(), enclosing, model.forward]
+    model.three = Kernel(run=Bound(scale=tensor()).call)
+    assert list(walk.empty_beside(walk.modules_of(model))) == []
+
+
+def test_what_callables_keep_is_not_shared():
+    model = nn.Module()
+    model.value = [enclosing(tensor()), Bound(scale=tensor()).call]
+    assert hidden(model) == {}
+
+
 def test_the_last_step_need_not_exist():
     model = nn.Module()
     model.impl, model.named, model.tables = Kernel(), {}, []
@@ -322,6 +457,16 @@ def test_a_hidden_tensor_of_a_module_stays_one():
     walk.put_hidden(holder, step, nn.Parameter(torch.ones(1)))
     assert names(model) == {}
     assert list(hidden(model)) == ["::scale"]
+
+
+def test_a_hidden_tensor_takes_the_place_of_a_registered_one():
+    """As where vLLM deletes a parameter and sets a plain tensor; it must not go with the former."""
+    model = Model()
+    holder, step = walk.look_up(walk.modules_of(model), "::own")
+    assert walk.value_at(holder, step) is model.own
+    walk.put_hidden(holder, step, put := tensor())
+    assert model.own is put
+    assert "own" not in names(model)
 
 
 def test_an_object_that_takes_no_such_attribute_takes_no_tensor():
@@ -365,3 +510,46 @@ def test_what_is_removed_is_not_there_any_more():
     # Nor does it make one that comes later non-persistent.
     module.inner.register_buffer("angles", torch.ones(1))
     assert names(module)["inner.angles"] is Kind.BUFFER
+
+
+def test_plain_values_are_found_by_the_names_of_hidden_tensors():
+    model = Model()
+    model.inner.name = "inner"
+    model.inner.impl = Kernel(size=48, ratio=0.5, whole=True, none=None, mine=Kernel(pad=16))
+    model.inner.impl.mine.back = model.inner.impl
+    model.inner.away = Stranger(size=1)
+    model.inner.config = Setting(size=1)
+    found = walk.plain_values(walk.modules_of(model))
+    assert found["inner::name"] == "inner"
+    assert {n: v for n, v in found.items() if "::impl" in n} == {
+        "inner::impl.size": 48,
+        "inner::impl.ratio": 0.5,
+        "inner::impl.whole": True,
+        "inner::impl.none": None,
+        "inner::impl.mine.pad": 16,
+    }
+    assert not [name for name in found if "away" in name or "config" in name]
+    assert not [name for name in found if "training" in name]
+
+
+@pytest.mark.parametrize("value", [1 << 40, float("nan"), float("inf"), "x" * 300, [1], b"bytes"])
+def test_values_that_mean_nothing_to_others_are_left_out(value):
+    model = nn.Module()
+    model.impl = Kernel(value=value)
+    assert walk.plain_values(walk.modules_of(model)) == {}
+
+
+@given(name=st.sampled_from(["::size", "::impl.size", "::impl.mine.pad"]), value=st.integers())
+def test_a_plain_value_is_set_where_it_was_found(name, value):
+    model = nn.Module()
+    model.size, model.impl = 1, Kernel(size=2, mine=Kernel(pad=3))
+    modules = walk.modules_of(model)
+    assert name in walk.plain_values(modules)
+    holder, step = walk.look_up(modules, name)
+    walk.put_plain(holder, step, value)
+    assert walk.value_at(holder, step) == value
+
+
+def test_a_list_has_no_plain_value():
+    with pytest.raises(LookupError, match="list"):
+        walk.put_plain([1], 0, 2)

@@ -43,8 +43,9 @@ Kernel.__module__ = "vllm.kernels"
 
 def described(model: nn.Module) -> Export:
     modules = walk.modules_of(model)
-    names = frozenset(found.name for found in walk.registered(modules))
-    return describe(Built(model, walk.outline(modules), names))
+    tensors = list(walk.registered(modules))
+    names = frozenset(found.name for found in tensors)
+    return describe(Built(model, walk.outline(modules, tensors), names))
 
 
 @dataclass
@@ -143,7 +144,22 @@ def test_a_model_comes_back_by_name_and_kind():
         assert (told.kind, told.name) == ("vllm", "model.json")
         found = json.loads(told.data)
         assert len(found.pop("outline")) == 32
-        assert found == {"on_host": [], "empty": ["proj.zero_point"], "gone": []}
+        assert found == {
+            "on_host": [],
+            "empty": ["proj.zero_point"],
+            "gone": [],
+            "blank": [],
+            "state": {},
+        }
+
+
+def test_room_to_work_in_is_told_by_its_zeros():
+    model = nn.Module()
+    model.room, model.used = torch.zeros(4, 2), torch.tensor([0.0, 1.0])
+    model.impl = Kernel(more=torch.zeros(2), one=torch.zeros(()), turned=torch.zeros(2, 3).t())
+    model.register_buffer("buffer", torch.zeros(2))
+    model.weight = parameter(torch.zeros(2))
+    assert described(model).blank == ["::room", "::impl.more"]
 
 
 def test_originals_are_freed():

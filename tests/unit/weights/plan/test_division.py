@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preloadd.domain.placement import Parallel, place
+from preloadd.domain.placement import Parallel, Share
 from preloadd.errors import CheckpointError
 from preloadd.weights.plan.dimensions import Dimensions
 from preloadd.weights.plan.division import counts, fitting, spans, uneven
@@ -15,10 +15,7 @@ GATE_UP = Rule(0, (Unit.FEED_FORWARD, Unit.FEED_FORWARD))
 
 def taken(rule: Rule, shape: tuple[int, ...], ranks: int) -> list[list[tuple[int, int]]]:
     return [
-        [
-            (span.start, span.stop)
-            for span in spans(rule, "w", shape, DIMS, place(Parallel(ranks), r))
-        ]
+        [(span.start, span.stop) for span in spans(rule, "w", shape, DIMS, Share(ranks, r))]
         for r in range(ranks)
     ]
 
@@ -81,7 +78,7 @@ def test_a_tensor_that_contradicts_config_is_named(rule, shape, told):
 
 def test_what_does_not_divide_is_told_with_its_numbers():
     found = [(Unit.HEADS, 9), (Unit.KV_HEADS, 3), (Unit.FEED_FORWARD, 64), (Unit.VOCABULARY, 7)]
-    assert uneven(found, 2) == [
+    assert uneven(found, Parallel(tensor=2)) == [
         "9 attention heads do not divide by 2 tensor-parallel ranks",
         "3 key-value heads do not divide by 2 tensor-parallel ranks",
         "7 vocabulary entries do not divide by 2 tensor-parallel ranks",
@@ -93,13 +90,26 @@ def test_what_does_not_divide_is_told_with_its_numbers():
     [(4, 2, True), (2, 4, True), (1, 8, True), (3, 2, False), (4, 6, False), (6, 4, False)],
 )
 def test_key_value_heads_divide_either_way(heads, ranks, fits):
-    assert (uneven([(Unit.KV_HEADS, heads)], ranks) == []) is fits
-    assert (uneven([(Unit.HEADS, heads)], ranks) == []) is (heads % ranks == 0)
+    parallel = Parallel(tensor=ranks)
+    assert (uneven([(Unit.KV_HEADS, heads)], parallel) == []) is fits
+    assert (uneven([(Unit.HEADS, heads)], parallel) == []) is (heads % ranks == 0)
+
+
+def test_all_replicas_cut_what_is_of_experts_and_nothing_else():
+    found = [(unit, 6) for unit in Unit]
+    assert uneven(found, Parallel(tensor=2, data=2)) == [
+        "6 feed-forward units of an expert do not divide by 4 ranks (2 tensor x 2 data)"
+    ]
+    assert uneven(found, Parallel(tensor=2, data=3)) == []
 
 
 def test_sizes_that_fit_are_those_that_divide_everything():
     found = [(Unit.HEADS, 12), (Unit.KV_HEADS, 2), (Unit.FEED_FORWARD, 24)]
     assert fitting(found) == [1, 2, 4, 6, 12]
+    experts = [*found, (Unit.EXPERT, 24)]
+    assert fitting(experts, data=2) == [1, 2, 4, 6, 12]
+    assert fitting(experts, data=4) == [1, 2, 6]
+    assert fitting(experts, data=5) == []
 
 
 @given(st.lists(st.tuples(st.sampled_from(Unit), st.integers(1, 10**12))))

@@ -36,17 +36,18 @@ def test_what_is_not_exactly_a_layer_is_none(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "of_all"),
+    ("name", "of_experts"),
     [
         ("model.layers.0.mlp.experts.gate_up_proj", True),
         ("model.layers.0.mlp.experts.gate_up_proj_scale", True),
-        ("model.layers.0.mlp.experts.1.gate_proj.weight", False),
+        ("model.layers.0.mlp.experts.1.gate_proj.weight", True),
         ("model.layers.0.mlp.shared_expert.gate_proj.weight", False),
+        ("model.layers.0.mlp.gate.weight", False),
         ("model.norm.weight", False),
     ],
 )
-def test_tensors_of_all_experts_are_told_from_those_of_one(name, of_all):
-    assert locate(name).of_all_experts is of_all
+def test_tensors_of_experts_are_told_from_all_others(name, of_experts):
+    assert locate(name).of_experts is of_experts
 
 
 @given(st.text())

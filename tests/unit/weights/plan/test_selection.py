@@ -8,11 +8,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from preloadd.domain.experts import held_as
 from preloadd.domain.placement import (
     ExpertPlacement,
     Parallel,
     Placement,
-    experts_of,
     layers_of,
     place,
 )
@@ -39,20 +39,22 @@ class Model:
     vocabulary: int = 8
     layers: int = 2
     experts: int = 4
+    groups: int = 1
     tied: bool = False
     stacked: bool = False
     biases: bool = False
 
     @property
     def config(self) -> dict[str, object]:
+        experts = {"num_experts": self.experts, "n_group": self.groups}
         return {
             "architectures": [self.architecture],
             "num_hidden_layers": self.layers,
             "num_attention_heads": self.heads,
             "num_key_value_heads": self.kv_heads,
             "head_dim": self.head_dim,
-            "num_experts": self.experts,
             "tie_word_embeddings": self.tied,
+            **(experts if self.architecture in WITH_EXPERTS else {}),
         }
 
     @property
@@ -132,7 +134,10 @@ def reference(model: Model, name: str, whole: torch.Tensor, at: Placement) -> to
         return None
     if ".experts." in name and at.parallel.expert:
         return dealt(model, name, whole, at)
-    return megatron(model, name, whole, at)
+    ranks, rank = at.parallel.tensor, at.tensor_rank
+    if ".experts." in name:
+        ranks, rank = at.parallel.data * ranks, at.data_rank * ranks + rank
+    return megatron(model, name, whole, ranks, rank)
 
 
 def on_stage(model: Model, name: str, at: Placement) -> bool:
@@ -143,14 +148,20 @@ def on_stage(model: Model, name: str, at: Placement) -> bool:
 
 
 def dealt(model: Model, name: str, whole: torch.Tensor, at: Placement) -> torch.Tensor | None:
-    mine = list(experts_of(at, model.experts))
+    """In turns where the model has groups and all is one replica, in blocks else."""
+    ranks = at.parallel.data * at.parallel.tensor
+    rank = at.data_rank * at.parallel.tensor + at.tensor_rank
+    turns = at.parallel.expert_placement == "round_robin"
+    if turns and model.groups > 1 and at.parallel.data == 1:
+        mine = list(range(rank, model.experts, ranks))
+    else:
+        mine = np.array_split(np.arange(model.experts), ranks)[rank].tolist()
     if model.stacked:
         return whole[mine]
     return whole if int(name.split(".")[5]) in mine else None
 
 
-def megatron(model: Model, name: str, whole: torch.Tensor, at: Placement) -> torch.Tensor:
-    ranks, rank = at.parallel.tensor, at.tensor_rank
+def megatron(model: Model, name: str, whole: torch.Tensor, ranks: int, rank: int) -> torch.Tensor:
     *_, module, leaf = name.split(".")
     if leaf not in {"weight", "bias"}:
         module = leaf
@@ -183,11 +194,12 @@ def divided(draw):
     divisors = [n for n in range(1, tensor + 1) if tensor % n == 0]
     kv_heads = draw(st.sampled_from([*divisors, 2 * tensor]))
     pipeline = draw(st.integers(1, 3))
+    data = draw(st.integers(1, 3))
     architecture = draw(st.sampled_from(sorted(ARCHITECTURES)))
     parallel = Parallel(
         tensor=tensor,
         pipeline=pipeline,
-        data=draw(st.integers(1, 2)),
+        data=data,
         expert=architecture in WITH_EXPERTS and draw(st.booleans()),
         expert_placement=draw(st.sampled_from(ExpertPlacement)),
     )
@@ -197,10 +209,11 @@ def divided(draw):
         kv_heads=kv_heads,
         head_dim=draw(st.sampled_from([2, 4])),
         hidden=draw(st.sampled_from([2, 6])),
-        units=2 * tensor * draw(st.integers(1, 2)),
+        units=2 * tensor * data * draw(st.integers(1, 2)),
         vocabulary=tensor * draw(st.integers(1, 3)),
         layers=pipeline + draw(st.integers(0, 2)),
-        experts=draw(st.sampled_from([2, 4, 5])),
+        experts=tensor * data + draw(st.integers(0, 3)),
+        groups=draw(st.integers(1, 2)),
         tied=draw(st.booleans()),
         stacked=draw(st.booleans()),
         biases=draw(st.booleans()),
@@ -244,7 +257,9 @@ def test_all_ranks_together_hold_every_byte_as_often_as_they_should(checkpoint, 
 def copies(model: Model, name: str, nbytes: int, parallel: Parallel) -> np.ndarray:
     """How many ranks hold each byte of a tensor."""
     kv = parallel.data * max(1, parallel.tensor // model.kv_heads)
-    if ".experts." in name and parallel.expert:
+    if ".experts." in name and (
+        parallel.expert or not name.endswith(("down_proj.bias", "w2.bias"))
+    ):
         return np.full(nbytes, 1)
     if any(part in name for part in ("norm", "gate.weight", "expert_gate", "inv_freq")) or (
         name.endswith(".bias") and any(part in name for part in ("o_proj", "down_proj"))
@@ -289,14 +304,22 @@ def test_slices_come_in_the_order_of_the_files(checkpoint, chosen):
 
 @pytest.mark.slow
 @given(divided())
-def test_data_parallel_replicas_hold_the_same(checkpoint, chosen):
+def test_data_parallel_replicas_hold_the_same_but_for_experts(checkpoint, chosen):
     model, parallel = chosen
     made = checkpoint(model.shapes)
+
+    def beside_experts(placement: Placement) -> list[Slice]:
+        held = select(made.sources, model.config, placement)
+        return [piece for piece in held if ".experts." not in piece.name]
+
     for placement in everyone(parallel):
-        if not parallel.expert:
-            first = Placement(parallel, placement.tensor_rank, placement.pipeline_rank, 0)
+        first = Placement(parallel, placement.tensor_rank, placement.pipeline_rank, 0)
+        assert beside_experts(placement) == beside_experts(first)
+        if model.architecture not in WITH_EXPERTS:
+            alone = held_as(placement, model.config)
+            assert alone.parallel.data == 1
             assert select(made.sources, model.config, placement) == select(
-                made.sources, model.config, first
+                made.sources, model.config, alone
             )
 
 
@@ -339,17 +362,29 @@ def test_dealt_experts_need_not_divide(checkpoint):
     told = "3 feed-forward units of an expert do not divide by 2 tensor-parallel ranks"
     with pytest.raises(ConfigError, match=told):
         chosen(checkpoint, model, Parallel(tensor=2))
+    with pytest.raises(ConfigError) as caught:
+        chosen(checkpoint, model, Parallel(data=2))
+    assert str(caught.value).splitlines() == [
+        "3 feed-forward units of an expert do not divide by 2 ranks (1 tensor x 2 data)",
+        "tensor parallel sizes that divide this model beside data parallel size 2: none",
+    ]
     held = chosen(checkpoint, model, Parallel(tensor=2, expert=True), rank=1)
     assert {piece.name.split(".")[5] for piece in held if ".experts." in piece.name} == {"3", "4"}
 
 
 @pytest.mark.parametrize("names", [["OtherForCausalLM"], None])
 @pytest.mark.parametrize(
-    "parallel", [Parallel(tensor=2), Parallel(pipeline=2), Parallel(data=2, expert=True)]
+    ("parallel", "more"),
+    [
+        (Parallel(tensor=2), {}),
+        (Parallel(pipeline=2), {}),
+        (Parallel(data=2), {"n_routed_experts": 8}),
+        (Parallel(data=2, expert=True), {"n_routed_experts": 8}),
+    ],
 )
-def test_an_unknown_architecture_is_not_divided(checkpoint, names, parallel):
+def test_an_unknown_architecture_is_not_divided(checkpoint, names, parallel, more):
     with pytest.raises(UnsupportedModel) as caught:
-        chosen(checkpoint, LLAMA, parallel, architectures=names)
+        chosen(checkpoint, LLAMA, parallel, architectures=names, **more)
     assert str(caught.value).startswith(names[0] if names else "a model without architectures")
     assert "use parallel sizes of 1" in str(caught.value)
     assert all(name in str(caught.value) for name in ARCHITECTURES)
@@ -374,7 +409,17 @@ def test_a_quantised_checkpoint_is_not_cut(checkpoint, settings, told):
         UnsupportedModel, match=rf"quantised \({told}|quantised \(method {told}"
     ) as caught:
         chosen(checkpoint, LLAMA, Parallel(tensor=2), quantization_config=settings)
-    assert "tensor parallel size 1 only" in str(caught.value)
+    assert str(caught.value).endswith("tensor parallel size 1 only")
+
+
+def test_experts_of_a_quantised_checkpoint_are_not_cut_over_replicas(checkpoint):
+    with pytest.raises(UnsupportedModel, match=r"1 only, its replicas with expert parallelism"):
+        chosen(
+            checkpoint,
+            Model("MixtralForCausalLM"),
+            Parallel(data=2),
+            quantization_config={"quant_method": "fp8"},
+        )
 
 
 @pytest.mark.parametrize("settings", [None, {}])
@@ -486,7 +531,7 @@ def test_a_tied_embedding_on_a_single_stage_is_held_once(checkpoint):
 
 
 def test_stacked_experts_dealt_in_turns_are_one_strided_run(checkpoint):
-    model = Model("Qwen3MoeForCausalLM", stacked=True, experts=4)
+    model = Model("Qwen3MoeForCausalLM", stacked=True, experts=4, groups=2)
     parallel = Parallel(tensor=2, expert=True, expert_placement=ExpertPlacement.ROUND_ROBIN)
     held = {piece.name: piece for piece in chosen(checkpoint, model, parallel, 1)}
     piece = held["model.layers.1.mlp.experts.down_proj"]
@@ -495,8 +540,47 @@ def test_stacked_experts_dealt_in_turns_are_one_strided_run(checkpoint):
     assert [(run.row_nbytes, run.rows, run.stride) for run in piece.runs] == [(64, 2, 128)]
 
 
-def test_a_rank_may_hold_no_expert_at_all(checkpoint):
-    model = Model("Qwen3MoeForCausalLM", stacked=True, experts=2)
-    held = chosen(checkpoint, model, Parallel(tensor=2, data=2, expert=True), 3)
-    (piece,) = [p for p in held if p.name == "model.layers.1.mlp.experts.down_proj"]
-    assert (piece.shape, piece.runs) == ((0, 4, 4), ())
+@pytest.mark.parametrize(
+    ("parallel", "held"),
+    [
+        (Parallel(tensor=2, data=2), [(1, (0, 1)), (1, (1, 2)), (1, (2, 3)), (1, (3, 4))]),
+        (Parallel(tensor=1, data=2), [(1, (0, 2)), (1, (2, 4))]),
+        (Parallel(tensor=2), [(1, (0, 2)), (1, (2, 4))]),
+        (Parallel(tensor=2, expert=True), [(0, (0, 2)), (0, (2, 4))]),
+        (
+            Parallel(tensor=2, data=2, expert=True),
+            [(0, (0, 1)), (0, (1, 2)), (0, (2, 3)), (0, (3, 4))],
+        ),
+    ],
+)
+def test_replicas_cut_experts_between_them_or_deal_them(checkpoint, parallel, held):
+    """Axis and span of what each rank holds of all experts' rows; attention is each replica's."""
+    model = Model("Qwen3MoeForCausalLM", stacked=True)
+    found = []
+    for rank in range(parallel.world):
+        shard = {piece.name: piece for piece in chosen(checkpoint, model, parallel, rank)}
+        piece = shard["model.layers.1.mlp.experts.gate_up_proj"]
+        found.append((piece.axis, (piece.spans[0].start, piece.spans[0].stop)))
+        rows = shard["model.layers.1.self_attn.q_proj.weight"].shape[0]
+        assert rows * parallel.tensor == model.heads * model.head_dim
+    assert found == held
+
+
+def test_every_replica_of_a_dense_model_holds_all_of_it(checkpoint):
+    parallel = Parallel(data=3)
+    shards = [chosen(checkpoint, LLAMA, parallel, rank) for rank in range(3)]
+    assert {piece.name: piece.shape for piece in shards[0]} == LLAMA.shapes
+    assert shards[0] == shards[1] == shards[2]
+
+
+@pytest.mark.parametrize("how", ExpertPlacement)
+def test_more_ranks_than_experts_are_refused(checkpoint, how):
+    model = Model("Qwen3MoeForCausalLM", experts=3)
+    parallel = Parallel(tensor=2, data=2, expert=True, expert_placement=how)
+    for rank in range(parallel.world):
+        with pytest.raises(ConfigError) as caught:
+            chosen(checkpoint, model, parallel, rank)
+        assert str(caught.value) == (
+            "3 experts cannot be dealt to 4 ranks (2 tensor x 2 data): use at most 3, or turn "
+            "expert parallelism off"
+        )

@@ -1,0 +1,164 @@
+"""How a group is spread over ranks and nodes: what flags and files can say, and what follows.
+
+The names are vLLM's, so that a daemon is told what its engine is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, BeforeValidator, Field
+
+from preloadd.config.strict import MAX_RANKS, MAX_WORLD, Size
+from preloadd.domain.ids import DeviceId, Instance, Role
+from preloadd.domain.launch import Fault, Launch, world_told
+from preloadd.domain.nodes import Node, launch_faults, plan_node
+from preloadd.domain.placement import ExpertPlacement, Parallel
+from preloadd.domain.settings import Rendezvous
+
+NOTHING: Mapping[str, int] = MappingProxyType({})
+
+
+def once(value: object) -> object:
+    """What a command line said several times, a tuple, if it was the same."""
+    if not isinstance(value, tuple):
+        return value
+    said = {str(each): each for each in value}
+    if len(said) > 1:
+        raise ValueError(f"is given with different values, {' and '.join(said)}: keep one")
+    return next(iter(said.values()))
+
+
+Once = BeforeValidator(once)
+
+_Size = Annotated[Size, Once]
+_Number = Annotated[int | None, Once]
+_Address = Annotated[str, Once]
+_Port = Annotated[int | None, Field(ge=1, le=65535), Once]
+
+
+class Spread(BaseModel):
+    """Sizes of a group, which of its ranks are on this node, and where all of them meet."""
+
+    tensor_parallel_size: _Size = 1
+    pipeline_parallel_size: _Size = 1
+    data_parallel_size: _Size = 1
+    enable_expert_parallel: Annotated[bool, Once] = False
+    expert_placement_strategy: Annotated[Literal["linear", "round_robin"], Once] = "linear"
+    nnodes: _Number = None
+    node_rank: _Number = None
+    data_parallel_size_local: _Number = None
+    data_parallel_start_rank: _Number = None
+    master_addr: _Address = ""
+    data_parallel_address: _Address = ""
+    weight_cache_master_port: _Number = None
+    weight_cache_draft_master_port: _Number = None
+    master_port: _Port = None
+    data_parallel_rpc_port: _Port = None
+
+    @property
+    def parallel(self) -> Parallel:
+        """The sizes as a value."""
+        return Parallel(
+            tensor=self.tensor_parallel_size,
+            pipeline=self.pipeline_parallel_size,
+            data=self.data_parallel_size,
+            expert=self.enable_expert_parallel,
+            expert_placement=ExpertPlacement(self.expert_placement_strategy),
+        )
+
+    def launch(
+        self,
+        devices: Sequence[str] | None = None,
+        *,
+        drafts: bool = False,
+        others: Mapping[str, int] = NOTHING,
+    ) -> Launch:
+        """What this node is told, with its `devices` if those are known; see `Launch`."""
+        return Launch(
+            parallel=self.parallel,
+            devices=None if devices is None else tuple(map(DeviceId, devices)),
+            drafts=drafts,
+            nnodes=self.nnodes,
+            node_rank=self.node_rank,
+            data_parallel_size_local=self.data_parallel_size_local,
+            data_parallel_start_rank=self.data_parallel_start_rank,
+            data_parallel_address=self.data_parallel_address,
+            master_addr=self.master_addr,
+            weight_cache_master_port=self.weight_cache_master_port,
+            weight_cache_draft_master_port=self.weight_cache_draft_master_port,
+            master_port=self.master_port,
+            data_parallel_rpc_port=self.data_parallel_rpc_port,
+            others=others,
+        )
+
+
+def spread_faults(launch: Launch) -> list[Fault]:
+    """All that is wrong with what a node is told, what is too much of it included."""
+    if launch.parallel.world > MAX_WORLD:
+        text = f"{world_told(launch.parallel)}: at most {MAX_WORLD} in a group"
+        return [Fault("tensor_parallel_size", text)]
+    if faults := launch_faults(launch):
+        return faults
+    node = plan_node(launch)
+    return [*_crowded(launch, node), *_apart(launch, node)]
+
+
+def rendezvous(node: Node, instance: Instance) -> Rendezvous | None:
+    """Where a rank of `node` meets the others of its role; None if all of these are on the node."""
+    place = node.placement_on(instance.device)
+    rank, world, port = place.rank, node.parallel.world, node.meeting.port
+    if instance.role is Role.DRAFT:
+        rank = place.data_rank * node.parallel.tensor + place.tensor_rank
+        world, port = _drafting(node.parallel), node.meeting.draft_port
+        if world == _drafting_here(node):
+            return None
+    if node.count == 1 or port is None:
+        return None
+    return Rendezvous(
+        address=node.meeting.address.strip("[]"),
+        port=port,
+        rank=rank,
+        world=world,
+        node=node.number,
+        nodes=node.count,
+    )
+
+
+def _crowded(launch: Launch, node: Node) -> Iterator[Fault]:
+    here = node.ranks
+    if len(here) > MAX_RANKS:
+        setting = "data_parallel_size_local" if launch.spans and not launch.by_nodes else "nnodes"
+        yield Fault(
+            setting,
+            f"gives this node {len(here)} ranks ({here.start} to {here[-1]} of "
+            f"{world_told(launch.parallel)}), but one has at most {MAX_RANKS}: use more nodes",
+        )
+
+
+def _apart(launch: Launch, node: Node) -> Iterator[Fault]:
+    """Of drafts that are on several nodes, but not on the first, whose address they would use."""
+    tensor = node.parallel.tensor
+    first = tensor * (node.parallel.pipeline - 1)
+    # With whole replicas, the first node has the last layers of the first one.
+    if not launch.drafts or not launch.by_nodes or first < len(node.ranks):
+        return
+    if first // len(node.ranks) != (node.parallel.world - 1) // len(node.ranks):
+        yield Fault(
+            "pipeline_parallel_size",
+            f"is {node.parallel.pipeline}, so ranks {first} and up have the last layers and drafts "
+            f"beside them, on several nodes, but not on the first, with ranks 0 to "
+            f"{len(node.ranks) - 1}, where drafts meet: leave the draft out, or let the first node "
+            "hold a whole replica",
+        )
+
+
+def _drafting(parallel: Parallel) -> int:
+    """How many ranks of a group have the last layers."""
+    return parallel.data * parallel.tensor
+
+
+def _drafting_here(node: Node) -> int:
+    return sum(place.last_stage for place in node.placements)

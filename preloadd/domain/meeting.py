@@ -1,0 +1,167 @@
+"""Where the ranks of a group meet before they load: an address of the first node, and ports.
+
+Targets and drafts meet apart from each other. Nothing else may use these ports: a group's ranks
+may load again while engines serve.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from itertools import combinations
+from typing import NamedTuple
+
+from preloadd.domain.launch import Fault, Launch
+
+LOOPBACK = "127.0.0.1"
+LAST_PORT = 65535
+
+_ENGINE_PORT = 29501
+_ENGINE_RPC_PORT = 29550
+"""What engines use unless they are told (source: `ParallelConfig` of vLLM)."""
+
+_TARGET = "weight_cache_master_port"
+_DRAFT = "weight_cache_draft_master_port"
+_REACHABLE = "the first node's address, as all nodes reach it"
+
+_ONE_HOST = re.compile(
+    r"(?:.*\.)?localhost(?:[46]?\.localdomain[46]?)?\.?|localhost[46]|ip6-(?:localhost|loopback)"
+    r"|127(?:\.\d+){0,3}|0",
+    re.IGNORECASE,
+)
+"""Names and short forms by which a host means itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """A port of None is any free one of this host. Without drafts there is no `draft_port`."""
+
+    address: str
+    port: int | None
+    draft_port: int | None
+
+
+class _Ports(NamedTuple):
+    """Ports in a row, and whose they are; where to say otherwise, and how the first came about."""
+
+    first: int
+    length: int
+    told: str
+    setting: str = ""
+    because: str = ""
+
+    @property
+    def last(self) -> int:
+        return self.first + self.length - 1
+
+    @property
+    def written(self) -> str:
+        """The ports, with their arithmetic."""
+        more = "" if self.length == 1 else f" to {self.first} + {self.length - 1} = {self.last}"
+        return f"{self.because}{self.first}{more}"
+
+
+def meeting_of(launch: Launch) -> Meeting:
+    """Where the ranks of a launch without faults meet."""
+    ports = {each.setting: each.first for each in _own_ports(launch)}
+    return Meeting(_address(launch) or LOOPBACK, ports.get(_TARGET), ports.get(_DRAFT))
+
+
+def meeting_faults(launch: Launch, ranks: range | None) -> list[Fault]:
+    """What is wrong with address and ports. `ranks` are this node's, None if they have a fault."""
+    own = _own_ports(launch)
+    ports = [*_impossible(own)] or [*_overlaps([*_foreign_ports(launch), *own])]
+    return [*_unsaid(launch, ranks), *ports]
+
+
+def is_one_host(address: str) -> bool:
+    """Whether an address means another host on every host, or cannot be connected to."""
+    bare = address.strip("[]").partition("%")[0]
+    try:
+        found: IPv4Address | IPv6Address = ip_address(bare)
+    except ValueError:
+        return bool(_ONE_HOST.fullmatch(bare))
+    if isinstance(found, IPv6Address) and found.ipv4_mapped:
+        found = found.ipv4_mapped
+    return found.is_loopback or found.is_unspecified
+
+
+def _address(launch: Launch) -> str:
+    """As engines choose it: replicas meet at `master_addr` unless another address is said."""
+    return (launch.parallel.data > 1 and launch.data_parallel_address) or launch.master_addr
+
+
+def _unsaid(launch: Launch, ranks: range | None) -> Iterator[Fault]:
+    """What has to be said where ranks span nodes: nobody can guess it there."""
+    if not launch.spans:
+        return
+    where = "ranks are on several nodes"
+    if ranks is not None:
+        where = f"of {launch.parallel.world} ranks only {ranks.start} to {ranks[-1]} are here"
+    address = _address(launch)
+    if not address:
+        yield Fault(_address_setting(launch), f"must be given, since {where}: {_REACHABLE}")
+    elif is_one_host(address):
+        yield Fault(
+            _address_setting(launch),
+            f"{address!r} is another host on each host, but {where}: give {_REACHABLE}",
+        )
+    if launch.weight_cache_master_port is None:
+        yield Fault(_TARGET, f"must be given, since {where}: one port, the same on every node")
+
+
+def _address_setting(launch: Launch) -> str:
+    """Where to say another address."""
+    if launch.parallel.data == 1 or (launch.master_addr and not launch.data_parallel_address):
+        return "master_addr"
+    return "data_parallel_address"
+
+
+def _own_ports(launch: Launch) -> list[_Ports]:
+    """The ports of each role that are said, or follow from what is."""
+    target, draft = launch.weight_cache_master_port, launch.weight_cache_draft_master_port
+    found, count = [], launch.ports
+    if target is not None:
+        found.append(_Ports(target, count, "the target's", _TARGET))
+    if launch.drafts and draft is not None:
+        found.append(_Ports(draft, count, "the draft's", _DRAFT))
+    elif launch.drafts and target is not None:
+        because = f"weight-cache-master-port {target} + {count} = "
+        found.append(_Ports(target + count, count, "the draft's", _DRAFT, because))
+    return found
+
+
+def _foreign_ports(launch: Launch) -> Iterator[_Ports]:
+    """Ports that something else has. An engine that spans nodes has its own, said or not."""
+    master, rpc = launch.master_port, launch.data_parallel_rpc_port
+    if master is None and launch.by_nodes:
+        master = _ENGINE_PORT
+    if rpc is None and launch.spans and launch.parallel.data > 1:
+        rpc = _ENGINE_RPC_PORT
+    used: Mapping[str, int | None] = {
+        "the engine's master-port": master,
+        "the engine's data-parallel-rpc-port": rpc,
+        **launch.others,
+    }
+    yield from (_Ports(port, 1, told) for told, port in used.items() if port)
+
+
+def _impossible(own: Iterable[_Ports]) -> Iterator[Fault]:
+    for each in own:
+        if each.first < 1:
+            yield Fault(each.setting, f"is {each.first}: give 1 to {LAST_PORT}")
+        elif each.last > LAST_PORT:
+            text = f"{each.written} is past the last port, {LAST_PORT}: give a lower one"
+            yield Fault(each.setting, text)
+
+
+def _overlaps(ports: Sequence[_Ports]) -> Iterator[Fault]:
+    """A line for each of our ranges that shares a port with one before it."""
+    for earlier, later in combinations(ports, 2):
+        if later.setting and earlier.first <= later.last and later.first <= earlier.last:
+            yield Fault(
+                later.setting,
+                f"{later.written} is in use: {earlier.written} is {earlier.told}: give another one",
+            )

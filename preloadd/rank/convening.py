@@ -1,0 +1,209 @@
+"""Where the ranks of a group that spans hosts meet: the port of rank 0, for as long as it lives.
+
+What is said is judged by `protocol.gathering`. No peer can end this, or make another one wait.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import math
+import socket
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import anyio
+from anyio.abc import TaskGroup
+
+from preloadd.domain.meeting import is_one_host
+from preloadd.domain.settings import Rendezvous
+from preloadd.errors import ProtocolViolation
+from preloadd.protocol import rendezvous as r
+from preloadd.protocol.gathering import OWN, Convener, Send
+from preloadd.transport import tcp
+
+log = logging.getLogger(__name__)
+
+JOIN_S = 10.0
+"""Seconds until somebody who connected must have said who it is."""
+
+_AGAIN_S = 1.0
+_LEAVE_S = 5.0
+_FAREWELL_S = 2.0
+_POLL_S = 0.01
+_SPARE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class _Guest:
+    wire: tcp.Wire
+    patience: anyio.CancelScope
+
+
+class Hall:
+    """Rank 0's port, and everybody who is connected to it.
+
+    `to_own` is told what rank 0 itself is. `fault` says why there is no port; '' if there is one,
+    or none was tried yet (`tried`).
+    """
+
+    def __init__(
+        self,
+        convener: Convener,
+        place: Rendezvous,
+        to_own: Callable[[r.FromConvener], None],
+    ) -> None:
+        self.fault = ""
+        self.tried = anyio.Event()
+        self._convener = convener
+        self._place = place
+        self._to_own = to_own
+        self._guests: dict[int, _Guest] = {}
+        self._leaving: set[int] = set()
+        self._numbers = OWN
+        self._crowded = False
+
+    def say(self, message: r.FromMember) -> None:
+        """Rank 0 itself says something."""
+        self._perform(self._convener.received(OWN, message, anyio.current_time()))
+
+    def tick(self, now: float) -> None:
+        """Time has passed."""
+        self._perform(self._convener.tick(now))
+
+    async def farewell(self) -> None:
+        """Wait a moment until those who have to leave have read why."""
+        with anyio.move_on_after(_FAREWELL_S):
+            while self._leaving:  # noqa: ASYNC110 - many may leave, in any order
+                await anyio.sleep(_POLL_S)
+
+    async def serve(self) -> None:
+        """Listen until cancelled, and try again for as long as that is not possible."""
+        while True:
+            try:
+                listeners = await self._listeners()
+            except OSError as error:
+                self._no_port(error)
+                await anyio.sleep(_AGAIN_S)
+                continue
+            self.fault = ""
+            self.tried.set()
+            with ExitStack() as undo:
+                for listener in listeners:
+                    undo.callback(listener.close)
+                async with anyio.create_task_group() as tasks:
+                    for listener in listeners:
+                        tasks.start_soon(self._accept, listener, tasks)
+
+    async def _listeners(self) -> list[socket.socket]:
+        """Where others can connect; OSError if they cannot."""
+        listeners = await tcp.listen(self._place.address, self._place.port)
+        hosts = [listener.getsockname()[0] for listener in listeners]
+        if all(map(is_one_host, hosts)) and not is_one_host(self._place.address):
+            for listener in listeners:
+                listener.close()
+            raise OSError(
+                f"on this host it means {', '.join(hosts)}, which no other host can reach: see "
+                "/etc/hosts, or give all nodes the number of node 0's address"
+            )
+        return listeners
+
+    def _no_port(self, error: OSError) -> None:
+        fault = no_port(self._place, error)
+        if fault != self.fault:
+            log.warning("%s", fault)
+        self.fault = fault
+        self.tried.set()
+
+    async def _accept(self, listener: socket.socket, tasks: TaskGroup) -> None:
+        while True:
+            await anyio.wait_readable(listener)
+            try:
+                sock, _ = listener.accept()
+                self._welcome(sock, tasks)
+            except (BlockingIOError, ConnectionError):
+                continue
+            except OSError as error:
+                log.warning("accepting a rank: %s", error)
+                # The listener stays readable all the while.
+                await anyio.sleep(_AGAIN_S)
+
+    def _welcome(self, sock: socket.socket, tasks: TaskGroup) -> None:
+        full = len(self._guests) >= 2 * self._place.world + _SPARE
+        if full and not self._crowded:
+            log.warning("%d connections are open: more are turned away", len(self._guests))
+        self._crowded = full
+        if full:
+            sock.close()
+            return
+        self._numbers += 1
+        tasks.start_soon(self._receive, self._numbers, sock)
+
+    async def _receive(self, source: int, sock: socket.socket) -> None:
+        """Hear one guest until it leaves."""
+        who = tcp.peer_named(sock)
+        with sock, anyio.CancelScope(deadline=anyio.current_time() + JOIN_S) as patience:
+            why = f"did not say within {JOIN_S:g} s who it is"
+            try:
+                wire = tcp.Wire(sock)
+                self._guests[source] = _Guest(wire, patience)
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(wire.write)
+                    why = await self._heard(source, wire, patience)
+                    tasks.cancel_scope.cancel()
+            except Exception:
+                log.exception("a rank at %s was hung up on, because hearing it failed", who)
+                why = "could not be heard"
+            finally:
+                self._guests.pop(source, None)
+                self._leaving.discard(source)
+        log.debug("%s %s", who, why)
+        self._perform(self._convener.gone(source, why))
+
+    async def _heard(self, source: int, wire: tcp.Wire, patience: anyio.CancelScope) -> str:
+        """Take what a guest says until the end of that; why it ended."""
+        frames = r.Frames()
+        try:
+            while data := await wire.receive():
+                for frame in [] if wire.finished else frames.receive(data):
+                    message = r.decode_from_member(frame)
+                    if source not in self._leaving:
+                        patience.deadline = math.inf
+                        now = anyio.current_time()
+                        self._perform(self._convener.received(source, message, now))
+        except ProtocolViolation as error:
+            return f"broke the protocol: {error}"
+        except OSError as error:
+            return f"hung up ({error.strerror})"
+        return "hung up"
+
+    def _perform(self, sends: Sequence[Send]) -> None:
+        for send in sends:
+            if send.to == OWN:
+                self._to_own(send.message)
+            elif (guest := self._guests.get(send.to)) is not None:
+                guest.wire.post(r.encode(send.message))
+                if send.last:
+                    guest.wire.finish()
+                    guest.patience.deadline = anyio.current_time() + _LEAVE_S
+                    self._leaving.add(send.to)
+
+
+def no_port(place: Rendezvous, error: OSError) -> str:
+    """Why rank 0 cannot listen, and what to do."""
+    where = f"{place.address}:{place.port}"
+    told = f"the ranks of this group cannot meet at {where}: "
+    match error.errno:
+        case errno.EADDRINUSE:
+            return (
+                f"{told}port {place.port} is taken: see `ss -ltnp 'sport = :{place.port}'` for by "
+                "whom, and stop that, or give all nodes another port"
+            )
+        case errno.EADDRNOTAVAIL:
+            return (
+                f"{told}{place.address} is no address of this host, which has rank 0: give all "
+                "nodes an address of node 0"
+            )
+        case _:
+            return f"{told}{error.strerror or error}"

@@ -1,0 +1,234 @@
+"""A rank among the ranks of its group on all hosts: it loads what all agree on, or nothing.
+
+Rank 0 has the port where they meet (`rank.convening`), the others connect to it. Once a rank has
+its weights it depends on nobody, and stays connected only to say that it is there.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TypeVar
+
+import anyio
+
+from preloadd import __version__
+from preloadd.domain.key import OWN_PLACE, bounded
+from preloadd.domain.settings import RankSettings, Rendezvous
+from preloadd.errors import PreloadError, ProtocolViolation, RendezvousFailed
+from preloadd.protocol import rendezvous as r
+from preloadd.protocol.gathering import Convener, Member, Phase, Stage, missing_named
+from preloadd.protocol.messages import Progress
+from preloadd.rank.convening import Hall
+from preloadd.rank.loading import Agree
+from preloadd.transport import tcp
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_CONNECT_S = 5.0
+_AGAIN_S = 0.2
+_BACK_S = 2.0
+_TICK_S = 1.0
+_FAREWELL_S = 1.0
+_MAX_KEY = 48 * 1024
+_MAX_VALUE = 128
+_RANK_0 = (0,)
+
+
+class Presence:
+    """One rank's part in the meetings of its group, for as long as the daemon lives.
+
+    `told` hears all the while for whom a load waits.
+    """
+
+    def __init__(
+        self, settings: RankSettings, place: Rendezvous, told: Callable[[Progress], None]
+    ) -> None:
+        deadlines = settings.deadlines
+        patience, silence = deadlines.rendezvous, deadlines.peer_silence
+        self._settings = settings
+        self._place = place
+        self._told = told
+        self._tick_s = min(_TICK_S, silence / 8, patience / 8)
+        self._agreed = anyio.Event()
+        self._claimed = anyio.Event()
+        self._loading: anyio.CancelScope | None = None
+        self._wire: tcp.Wire | None = None
+        self._hung_up = anyio.Event()
+        self._hall: Hall | None = None
+        self._member = Member(place, patience=patience, silence=silence)
+        if place.rank == 0:
+            # The convener knows better whom it waits for, and how long.
+            self._member = Member(place, patience=math.inf, silence=math.inf)
+            # Connected with itself, from the beginning of time.
+            self._member.joined(0.0)
+            convener = Convener(place, settings.group, patience=patience, silence=silence)
+            self._convener = convener
+            self._hall = Hall(convener, place, self._heard)
+
+    async def work(self) -> None:
+        """Meet the others until cancelled."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._keep_time)
+            tasks.start_soon(self._visit if self._hall is None else self._hall.serve)
+
+    def serves(self, key: Mapping[str, str]) -> None:
+        """This rank has weights with this `key` without having loaded them."""
+        self._claim(key, serving=True)
+
+    async def hold(self, load: Callable[[Agree], Awaitable[T]]) -> T:
+        """What `load` returns, which has to have all agree before it fills anything.
+
+        RendezvousFailed if they do not, or if one of them is lost meanwhile: `load` is cancelled.
+        """
+        await self._require_port()
+        self._agreed = anyio.Event()
+        with anyio.CancelScope() as scope:
+            self._loading = scope
+            try:
+                loaded = await load(self._agree)
+            except (PreloadError, OSError) as error:
+                # Its end by itself: no answer to what is said now is to cancel that.
+                self._loading = None
+                self._say(self._member.failed(str(error)))
+                await self._farewell()
+                raise
+            finally:
+                self._loading = None
+            self._say(self._member.done())
+            self._claimed.set()
+            return loaded
+        await self._farewell()
+        raise RendezvousFailed(f"group {self._settings.group}: {self._member.why}")
+
+    async def _require_port(self) -> None:
+        """RendezvousFailed if nobody could come; not where nobody has to."""
+        if self._hall is not None:
+            await self._hall.tried.wait()
+            if self._hall.fault and self._convener.phase is not Phase.OPEN:
+                raise RendezvousFailed(self._hall.fault)
+
+    async def _agree(self, key: Mapping[str, str]) -> None:
+        self._claim(key, serving=False)
+        await self._agreed.wait()
+
+    def _claim(self, key: Mapping[str, str], *, serving: bool) -> None:
+        settings, place = self._settings, self._place
+        join = r.Join(
+            preloadd=__version__,
+            group=settings.group,
+            role=settings.parsed_instance.role.value,
+            builder=settings.model.builder.value,
+            world=place.world,
+            rank=place.rank,
+            node=place.node,
+            nodes=place.nodes,
+            key=_shared(key),
+            serving=serving,
+        )
+        self._say(self._member.claim(join, anyio.current_time()))
+        self._claimed.set()
+        self._notice()
+
+    def _heard(self, message: r.FromConvener) -> None:
+        self._member.received(message, anyio.current_time())
+        self._notice()
+
+    def _say(self, messages: Sequence[r.FromMember]) -> None:
+        for message in messages:
+            if self._hall is not None:
+                self._hall.say(message)
+            elif self._wire is not None:
+                self._wire.post(r.encode(message))
+
+    def _notice(self) -> None:
+        """Have the load go on, or end."""
+        match self._member.stage:
+            case Stage.LOADING | Stage.SERVING:
+                self._agreed.set()
+            case Stage.ENDED if self._loading is not None:
+                self._loading.cancel()
+            case Stage.GATHERING:
+                waited = self._member.missing or _RANK_0
+                self._told(Progress(phase=f"waiting for {missing_named(waited, self._place)}"))
+            case _:
+                pass
+
+    async def _keep_time(self) -> None:
+        while True:
+            now = anyio.current_time()
+            self._say(self._member.tick(now))
+            if self._hall is not None:
+                self._hall.tick(now)
+            if self._wire is not None and not self._member.connected:
+                self._wire.hang_up()
+            self._notice()
+            await anyio.sleep(self._tick_s)
+
+    async def _farewell(self) -> None:
+        """Wait a moment until what was said last has been read."""
+        if self._hall is not None:
+            await self._hall.farewell()
+        elif self._wire is not None:
+            with anyio.move_on_after(_FAREWELL_S):
+                await self._hung_up.wait()
+
+    # -- at rank 0's port --
+
+    async def _visit(self) -> None:
+        """Be connected to rank 0 while there is something to say."""
+        while True:
+            while not self._member.wants_connection:
+                self._claimed = anyio.Event()
+                await self._claimed.wait()
+            try:
+                with anyio.fail_after(_CONNECT_S):
+                    wire = await tcp.connect(self._place.address, self._place.port)
+            except TimeoutError:
+                self._member.unreachable(f"no answer within {_CONNECT_S:g} s")
+            except OSError as error:
+                self._member.unreachable(error.strerror or str(error))
+            else:
+                await self._talk(wire)
+            gathering = self._member.stage is Stage.GATHERING
+            await anyio.sleep(_AGAIN_S if gathering else _BACK_S)
+
+    async def _talk(self, wire: tcp.Wire) -> None:
+        """Say what is to be said over `wire`, which is closed afterwards, and hear the answers."""
+        self._wire, self._hung_up = wire, anyio.Event()
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(wire.write)
+                self._say(self._member.joined(anyio.current_time()))
+                why = await self._listen(wire)
+                tasks.cancel_scope.cancel()
+        finally:
+            self._wire = None
+            wire.close()
+            self._hung_up.set()
+        self._member.lost(why)
+        self._notice()
+
+    async def _listen(self, wire: tcp.Wire) -> str:
+        """Hear rank 0 until the end of that; why it ended."""
+        frames = r.Frames()
+        try:
+            while data := await wire.receive():
+                for frame in frames.receive(data):
+                    self._heard(r.decode_from_convener(frame))
+        except ProtocolViolation as error:
+            return f"broke the protocol: {error}"
+        except OSError as error:
+            return f"hung up ({error.strerror})"
+        return "hung up"
+
+
+def _shared(key: Mapping[str, str]) -> dict[str, str]:
+    """What all ranks have in common of a key, by digests if it would not fit a frame."""
+    shared = {name: value for name, value in key.items() if name not in OWN_PLACE}
+    if sum(len(value.encode()) for value in shared.values()) <= _MAX_KEY:
+        return shared
+    return {name: bounded(value, _MAX_VALUE) for name, value in shared.items()}

@@ -1,0 +1,156 @@
+"""Streams of bytes between hosts, for daemons: connect, listen, and a wire that is never waited on.
+
+Whoever can connect is heard: these ports belong into a network that only trusted hosts are in.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+
+import anyio
+
+_Meaning = tuple[socket.AddressFamily, socket.SocketKind, int, str, tuple[str, int]]
+
+_READ = 64 * 1024
+_MAX_PENDING = 1 << 20
+_BACKLOG = 128
+
+
+class Wire:
+    """One connected socket, which it owns. One task may `receive`, one has to `write`.
+
+    `post` never waits and never fails: that the peer is gone is seen by whoever receives.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.settimeout(0)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.finished = False
+        self._socket = sock
+        self._pending = bytearray()
+        self._waiting = anyio.Event()
+
+    async def receive(self) -> bytes:
+        """What has come; empty at the end. OSError if the peer is gone."""
+        while True:
+            await anyio.wait_readable(self._socket)
+            with suppress(BlockingIOError):
+                return self._socket.recv(_READ)
+
+    def post(self, data: bytes) -> None:
+        """Send `data` now, or as soon as there is room. A peer that reads nothing is hung up on."""
+        if self.finished:
+            return
+        self._pending += data
+        self._send()
+        if len(self._pending) > _MAX_PENDING:
+            self.hang_up()
+
+    def finish(self) -> None:
+        """Say nothing more, and let the peer see that once it has read all there is."""
+        self.finished = True
+        if not self._pending:
+            self._shut(socket.SHUT_WR)
+
+    async def write(self) -> None:
+        """Send what could not be sent at once, until cancelled."""
+        while True:
+            await self._waiting.wait()
+            await anyio.wait_writable(self._socket)
+            self._send()
+            if self.finished and not self._pending:
+                self._shut(socket.SHUT_WR)
+
+    def hang_up(self) -> None:
+        """End the connection; whoever receives sees the end."""
+        self.finished = True
+        self._pending.clear()
+        self._shut(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close the socket; nobody may wait for it any more."""
+        self._socket.close()
+
+    def _send(self) -> None:
+        try:
+            while self._pending:
+                del self._pending[: self._socket.send(self._pending)]
+        except BlockingIOError:
+            self._waiting.set()
+            return
+        except OSError:
+            self._pending.clear()
+        if self._waiting.is_set():
+            self._waiting = anyio.Event()
+
+    def _shut(self, how: int) -> None:
+        with suppress(OSError):
+            self._socket.shutdown(how)
+
+
+async def connect(address: str, port: int) -> Wire:
+    """A connection to the first of an address's hosts that answers; OSError of the last that did
+    not."""
+    failed: OSError = OSError(errno.EADDRNOTAVAIL, f"{address} names no host")
+    for family, kind, protocol, _, where in await _meanings(address, port):
+        with ExitStack() as undo:
+            sock = socket.socket(family, kind, protocol)
+            undo.callback(sock.close)
+            try:
+                await _connected(sock, where)
+                wire = Wire(sock)
+            except OSError as error:
+                failed = error
+                continue
+            undo.pop_all()
+            return wire
+    raise failed
+
+
+async def listen(address: str, port: int) -> list[socket.socket]:
+    """Listeners on all that `address` means here, the caller's to close; OSError if one cannot."""
+    with ExitStack() as undo:
+        found: list[socket.socket] = []
+        for family, kind, protocol, _, where in await _meanings(address, port):
+            sock = socket.socket(family, kind, protocol)
+            undo.callback(sock.close)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            sock.bind(where)
+            sock.listen(_BACKLOG)
+            sock.settimeout(0)
+            found.append(sock)
+        undo.pop_all()
+    return found
+
+
+async def _meanings(address: str, port: int) -> Sequence[_Meaning]:
+    """What an address means: a name, or numbers, of IPv6 with brackets or without."""
+    return await anyio.getaddrinfo(address.strip("[]"), port, type=socket.SOCK_STREAM)
+
+
+async def _connected(sock: socket.socket, where: tuple[str | int, ...]) -> None:
+    sock.settimeout(0)
+    number = sock.connect_ex(where)
+    if number == errno.EINPROGRESS:
+        await anyio.wait_writable(sock)
+        number = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    if number:
+        raise OSError(number, os.strerror(number))
+    # Where nobody listens on a port of this host, the system may connect a socket with itself.
+    if sock.getsockname() == sock.getpeername():
+        raise OSError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
+
+
+def peer_named(sock: socket.socket) -> str:
+    """Who is at the other end, for a log."""
+    try:
+        host, port, *_ = sock.getpeername()
+    except OSError:
+        return "a host that is gone"
+    return f"{host}:{port}"

@@ -1,0 +1,91 @@
+"""Drafts beside their targets on several hosts, as vLLM has both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from preloadd.domain.placement import Parallel, place
+from tests.engines.vllm import harness
+from tests.engines.vllm.harness import Missing
+from tests.engines.vllm.test_drafts import eagle, flag, guessing
+from tests.engines.vllm.zoo import Zoo
+from tests.nodes.conftest import impossible
+from tests.nodes.node import PORT
+from tests.nodes.shards import Tensors, checkpoint, differing
+
+PATIENCE_S = 300.0
+"""Four loaders import a vLLM each, on few processors."""
+
+PARALLEL = Parallel(tensor=2)
+JOINED = {
+    "qkv_proj": {"q_proj": 2, "k_proj": 1, "v_proj": 1},
+    "gate_up_proj": {"gate_proj": 1, "up_proj": 1},
+}
+"""What vLLM joins, and how the rows of each are shared out: there are half as many heads of keys as
+of queries."""
+
+
+@pytest.fixture
+def python() -> Path:
+    """The interpreter with vLLM."""
+    try:
+        return harness.vllm_python()
+    except Missing as missing:
+        impossible(f"vLLM: {missing}")
+
+
+@pytest.fixture
+def target() -> Iterator[Path]:
+    """A tiny Llama."""
+    with Zoo() as zoo:
+        yield zoo("llama")
+
+
+@pytest.mark.timeout(PATIENCE_S)
+def test_two_hosts_hold_half_of_a_target_and_of_its_draft_each(cluster, python, target, tmp_path):
+    draft = eagle(target, tmp_path / "draft")
+    hosts = cluster(2)
+    flags = ["--tensor-parallel-size", "2", *flag(guessing(draft))]
+    flags += ["--builder", "vllm", "--python", str(python)]
+    nodes = hosts.start_all(
+        *flags,
+        model=target,
+        limits={"rendezvous": PATIENCE_S},
+        patience=PATIENCE_S,
+        environ={"VLLM_CACHE_ROOT": str(python.parents[1] / "cache")},
+    )
+    assert sorted(hosts.hosts[0].listening) == [PORT, PORT + 1]
+    both = {"CPU-0": (target, checkpoint(target)), "CPU-0.draft": (draft, renamed(draft))}
+    for instance, (model, stored) in both.items():
+        parts = []
+        for rank, node in enumerate(nodes):
+            told = node.status(instance)
+            assert (told.model, told.key["tp_rank"]) == (str(model), str(rank))
+            found = node.attach(place(PARALLEL, rank), instance, model=model, key=told.key)
+            parts.append(separated(found))
+        assert differing(parts, stored) == []
+    for node in nodes:
+        assert node.stop() == 143
+    hosts.clean()
+
+
+def renamed(draft: Path) -> Tensors:
+    """A draft's checkpoint by vLLM's names."""
+    return {f"model.{name}": tensor for name, tensor in checkpoint(draft).items()}
+
+
+def separated(part: Tensors) -> Tensors:
+    """One rank's part by the names of checkpoints: vLLM joins some tensors of one layer."""
+    found = {}
+    for name, tensor in part.items():
+        joined = next((joined for joined in JOINED if joined in name), "")
+        shares = JOINED.get(joined, {joined: 1})
+        each = len(tensor) // sum(shares.values())
+        ends = np.cumsum([each * share for share in shares.values()])[:-1]
+        for own, rows in zip(shares, np.split(tensor, ends), strict=True):
+            found[name.replace(joined, own)] = rows
+    return found

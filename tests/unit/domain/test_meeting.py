@@ -1,0 +1,123 @@
+from dataclasses import replace
+
+import pytest
+
+from preloadd.domain.launch import Launch
+from preloadd.domain.meeting import Meeting, is_one_host, meeting_faults, meeting_of
+from preloadd.domain.placement import Parallel
+
+ALONE = Launch(parallel=Parallel(tensor=2))
+BOTH = replace(ALONE, weight_cache_master_port=29600, drafts=True, ports=3)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("localhost", "LOCALHOST", "localhost.", "a.localhost", "localhost.localdomain"),
+        *("localhost4", "localhost6", "localhost6.localdomain6", "ip6-localhost", "ip6-loopback"),
+        *("127.0.0.1", "127.1.2.3", "127.1", "0.0.0.0", "0"),
+        *("::1", "[::1]", "::", "::ffff:127.0.0.1", "0:0:0:0:0:0:0:1"),
+    ],
+)
+def test_one_host(address):
+    assert is_one_host(address)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("node-1", "localhost-1", "localhost.example.org", "127.example.org", "10.127.0.1"),
+        *("10.0.0.1", "128.0.0.1", "fd00::1", "[fd00::1]", "fe80::1%eth0", "::ffff:10.0.0.1"),
+    ],
+)
+def test_another_host(address):
+    assert not is_one_host(address)
+
+
+@pytest.mark.parametrize(
+    ("launch", "meeting"),
+    [
+        (ALONE, Meeting("127.0.0.1", None, None)),
+        (replace(ALONE, drafts=True), Meeting("127.0.0.1", None, None)),
+        (
+            replace(ALONE, weight_cache_draft_master_port=29700),
+            Meeting("127.0.0.1", None, None),
+        ),
+        (
+            replace(ALONE, weight_cache_draft_master_port=29700, drafts=True),
+            Meeting("127.0.0.1", None, 29700),
+        ),
+        (BOTH, Meeting("127.0.0.1", 29600, 29603)),
+        (replace(BOTH, drafts=False), Meeting("127.0.0.1", 29600, None)),
+    ],
+)
+def test_ports_follow_from_those_that_are_said(launch, meeting):
+    assert not meeting_faults(launch, range(2))
+    assert meeting_of(launch) == meeting
+
+
+def told(launch: Launch) -> str:
+    return "\n".join(f"{fault.setting}: {fault.text}" for fault in meeting_faults(launch, range(2)))
+
+
+def test_a_row_of_ports_does_not_reach_past_the_last():
+    assert told(replace(BOTH, weight_cache_master_port=65534)) == (
+        "weight_cache_master_port: 65534 to 65534 + 2 = 65536 is past the last port, 65535: give "
+        "a lower one\n"
+        "weight_cache_draft_master_port: weight-cache-master-port 65534 + 3 = 65537 to 65537 + 2 "
+        "= 65539 is past the last port, 65535: give a lower one"
+    )
+    assert not told(replace(BOTH, weight_cache_master_port=65530))
+
+
+@pytest.mark.parametrize("draft", range(29598, 29603))
+def test_rows_of_ports_do_not_overlap(draft):
+    assert told(replace(BOTH, weight_cache_draft_master_port=draft)) == (
+        f"weight_cache_draft_master_port: {draft} to {draft} + 2 = {draft + 2} is in use: 29600 "
+        "to 29600 + 2 = 29602 is the target's: give another one"
+    )
+
+
+@pytest.mark.parametrize("draft", [29597, 29603])
+def test_rows_of_ports_may_touch(draft):
+    assert not told(replace(BOTH, weight_cache_draft_master_port=draft))
+
+
+def test_every_other_port_in_a_row_is_named():
+    others = {"weight-cache-health-port": 29602, "the supervisor's port": 29605, "any": 0}
+    found = told(replace(BOTH, others=others, master_port=29600, data_parallel_rpc_port=29599))
+    target, draft = "weight_cache_master_port", "weight_cache_draft_master_port"
+    assert [(line.partition(":")[0], line.split("in use: ")[1]) for line in found.splitlines()] == [
+        (target, "29600 is the engine's master-port: give another one"),
+        (target, "29602 is weight-cache-health-port: give another one"),
+        (draft, "29605 is the supervisor's port: give another one"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("said", "setting"),
+    [
+        ({"parallel": Parallel(tensor=2), "nnodes": 2, "node_rank": 0}, "master_addr"),
+        (
+            {"parallel": Parallel(data=2), "nnodes": 2, "node_rank": 0},
+            "data_parallel_address",
+        ),
+        (
+            {"parallel": Parallel(data=2), "nnodes": 2, "node_rank": 0, "master_addr": "127.0.0.1"},
+            "master_addr",
+        ),
+        (
+            {
+                "parallel": Parallel(data=2),
+                "data_parallel_size_local": 1,
+                "data_parallel_start_rank": 0,
+                "data_parallel_address": "::1",
+                "master_addr": "10.0.0.1",
+            },
+            "data_parallel_address",
+        ),
+    ],
+)
+def test_an_address_is_asked_for_where_it_would_be_said(said, setting):
+    launch = Launch(**said, weight_cache_master_port=29600)
+    assert [fault.setting for fault in meeting_faults(launch, range(1))] == [setting]

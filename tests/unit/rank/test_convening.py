@@ -1,0 +1,230 @@
+"""Rank 0's port, with strangers of every kind at it."""
+
+import errno
+import logging
+import socket
+from contextlib import asynccontextmanager, closing
+from dataclasses import replace
+
+import anyio
+import pytest
+
+from preloadd.domain.settings import Rendezvous
+from preloadd.protocol import rendezvous as r
+from preloadd.protocol.gathering import Convener
+from preloadd.rank import convening
+from preloadd.rank.convening import Hall, no_port
+from preloadd.transport import tcp
+
+pytestmark = pytest.mark.anyio
+
+HERE = "127.0.0.1"
+
+
+@pytest.fixture
+def place() -> Rendezvous:
+    with closing(socket.socket()) as sock:
+        sock.bind((HERE, 0))
+        return Rendezvous(HERE, sock.getsockname()[1], rank=0, world=2, node=0, nodes=2)
+
+
+def join(rank: int, **changes) -> r.Join:
+    fields = {
+        "preloadd": "1.0",
+        "group": "tests",
+        "role": "target",
+        "builder": "native",
+        "world": 2,
+        "rank": rank,
+        "node": rank,
+        "nodes": 2,
+        "key": {"checkpoint": "full:00"},
+    }
+    return r.Join(**fields | changes)
+
+
+class Own:
+    """What rank 0 itself was told."""
+
+    def __init__(self) -> None:
+        self.heard: list[r.FromConvener] = []
+
+
+@asynccontextmanager
+async def serving(place, own=None):
+    own = own or Own()
+    convener = Convener(place, "tests", patience=30.0, silence=5.0)
+    hall = Hall(convener, place, own.heard.append)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(hall.serve)
+        await hall.tried.wait()
+        yield hall
+        tasks.cancel_scope.cancel()
+
+
+class Guest:
+    def __init__(self, wire: tcp.Wire) -> None:
+        self.wire = wire
+        self._frames = r.Frames()
+        self._found: list[r.FromConvener] = []
+
+    def say(self, *messages) -> None:
+        for message in messages:
+            self.wire.post(r.encode(message))
+
+    async def hear(self) -> r.FromConvener | None:
+        """The next message; None at the end."""
+        with anyio.fail_after(5):
+            while not self._found:
+                try:
+                    data = await self.wire.receive()
+                except ConnectionError:
+                    return None
+                if not data:
+                    return None
+                self._found += map(r.decode_from_convener, self._frames.receive(data))
+        return self._found.pop(0)
+
+
+@asynccontextmanager
+async def visiting(place):
+    guest = Guest(await tcp.connect(place.address, place.port))
+    try:
+        yield guest
+    finally:
+        guest.wire.close()
+
+
+async def test_all_that_come_are_let_go(place):
+    own = Own()
+    async with serving(place, own) as hall, visiting(place) as guest:
+        guest.say(join(1))
+        assert await guest.hear() == r.Beat(missing=(0,))
+        hall.say(join(0))
+        assert await guest.hear() == r.Agreed()
+        assert own.heard == [r.Agreed()]
+        guest.say(r.Done())
+
+
+async def test_who_is_turned_away_reads_why_and_then_the_end(place):
+    async with serving(place) as hall, visiting(place) as guest:
+        guest.say(join(1, group="others"), r.Beat())
+        ended = await guest.hear()
+        assert "this is group tests, not others" in ended.why
+        assert await guest.hear() is None
+        guest.wire.close()
+        await hall.farewell()
+        async with visiting(place) as other:
+            other.say(join(1))
+            assert await other.hear() == r.Beat(missing=(0,))
+
+
+async def test_a_guest_that_hangs_up_is_lost(place):
+    own = Own()
+    async with serving(place, own) as hall:
+        hall.say(join(0, world=2))
+        async with visiting(place) as guest:
+            guest.say(join(1))
+            assert await guest.hear() == r.Agreed()
+        with anyio.fail_after(5):
+            while len(own.heard) < 3:  # noqa: ASYNC110
+                await anyio.sleep(0.005)
+        assert "rank 1 of node 1 was lost while loading: it hung up" in own.heard[-1].why
+
+
+GARBAGE = [b"GET / HTTP/1.0\r\n\r\n", b"\0\0\0\0", b"\0\0\0\x03\xc1\xc1\xc1", b"\xff" * 4096]
+
+
+@pytest.mark.parametrize("garbage", GARBAGE)
+async def test_garbage_ends_the_connection_it_came_on_and_nothing_else(place, garbage):
+    async with serving(place), visiting(place) as good:
+        good.say(join(1))
+        assert await good.hear() == r.Beat(missing=(0,))
+        async with visiting(place) as bad:
+            bad.wire.post(garbage)
+            assert await bad.hear() is None
+        async with visiting(place) as later:
+            later.say(join(1))
+            assert "is here already" in (await later.hear()).why
+
+
+async def test_garbage_of_a_rank_that_has_joined_is_its_loss(place):
+    own = Own()
+    async with serving(place, own) as hall, visiting(place) as guest:
+        hall.say(join(0))
+        guest.say(join(1))
+        assert await guest.hear() == r.Agreed()
+        guest.wire.post(b"\0\0\0\x01\xc1")
+        assert await guest.hear() is None
+        with anyio.fail_after(5):
+            while not isinstance(own.heard[-1], r.Ended):  # noqa: ASYNC110
+                await anyio.sleep(0.005)
+        assert "rank 1 of node 1 was lost while loading: it broke the protocol" in own.heard[-1].why
+
+
+async def test_a_stranger_that_says_nothing_is_hung_up_on_after_a_while(place, monkeypatch):
+    monkeypatch.setattr(convening, "JOIN_S", 0.1)
+    async with serving(place), visiting(place) as guest:
+        assert await guest.hear() is None
+
+
+async def test_no_more_are_let_in_than_could_be_needed(place, caplog):
+    async with serving(place) as hall:
+        async with anyio.create_task_group() as tasks:
+            left = []
+
+            async def stay() -> None:
+                async with visiting(place) as guest:
+                    left.append(await guest.hear())
+
+            for _ in range(30):
+                tasks.start_soon(stay)
+            with anyio.fail_after(5):
+                while len(left) < 10:  # noqa: ASYNC110
+                    await anyio.sleep(0.005)
+            tasks.cancel_scope.cancel()
+        assert [line for line in caplog.messages if "turned away" in line] == [
+            "20 connections are open: more are turned away"
+        ]
+        with anyio.fail_after(5):
+            while hall._guests:  # noqa: ASYNC110
+                await anyio.sleep(0.005)
+        async with visiting(place) as guest:
+            guest.say(join(1))
+            assert await guest.hear() == r.Beat(missing=(0,))
+
+
+async def test_a_port_that_is_taken_is_told_once_and_tried_again(place, caplog, monkeypatch):
+    monkeypatch.setattr(convening, "_AGAIN_S", 0.02)
+    with caplog.at_level(logging.WARNING):
+        with socket.create_server((HERE, place.port)) as server:
+            async with serving(place) as hall:
+                assert f"port {place.port} is taken" in hall.fault
+                await anyio.sleep(0.1)
+                server.close()
+                with anyio.fail_after(5):
+                    while hall.fault:  # noqa: ASYNC110
+                        await anyio.sleep(0.005)
+    assert len([line for line in caplog.messages if "is taken" in line]) == 1
+
+
+async def test_a_name_by_which_this_host_means_itself_is_no_place_to_meet(place, monkeypatch):
+    real = anyio.getaddrinfo
+    monkeypatch.setattr(anyio, "getaddrinfo", lambda _, port, **more: real(HERE, port, **more))
+    async with serving(replace(place, address="node-0.example")) as hall:
+        assert "node-0.example" in hall.fault
+        assert "on this host it means 127.0.0.1, which no other host can reach" in hall.fault
+
+
+@pytest.mark.parametrize(
+    ("number", "told"),
+    [
+        (errno.EADDRINUSE, "ss -ltnp"),
+        (errno.EADDRNOTAVAIL, "127.0.0.1 is no address of this host, which has rank 0: give all"),
+        (errno.EACCES, "no leave"),
+    ],
+)
+def test_what_is_wrong_with_a_port_is_said(place, number, told):
+    text = no_port(place, OSError(number, "no leave"))
+    assert f"{HERE}:{place.port}" in text
+    assert told in text

@@ -1,0 +1,117 @@
+import errno
+import socket
+from contextlib import closing, suppress
+
+import anyio
+import pytest
+
+from preloadd.transport import tcp
+from preloadd.transport.tcp import Wire
+
+pytestmark = pytest.mark.anyio
+
+HERE = "127.0.0.1"
+
+
+@pytest.fixture
+def free() -> int:
+    with closing(socket.socket()) as sock:
+        sock.bind((HERE, 0))
+        return sock.getsockname()[1]
+
+
+@pytest.fixture
+def wires():
+    """Two ends of one connection."""
+    pair = tuple(map(Wire, _pair()))
+    yield pair
+    for wire in pair:
+        wire.close()
+
+
+def _pair() -> tuple[socket.socket, socket.socket]:
+    with socket.create_server((HERE, 0)) as server:
+        ours = socket.create_connection(server.getsockname())
+        theirs, _ = server.accept()
+    return ours, theirs
+
+
+async def test_a_connection_carries_bytes_both_ways(free):
+    (listener,) = await tcp.listen(HERE, free)
+    with listener:
+        wire = await tcp.connect(HERE, free)
+        await anyio.wait_readable(listener)
+        other = Wire(listener.accept()[0])
+        wire.post(b"hello")
+        assert await other.receive() == b"hello"
+        other.post(b"there")
+        assert await wire.receive() == b"there"
+        wire.close()
+        assert await other.receive() == b""
+        other.close()
+
+
+async def test_where_nobody_listens_that_is_said(free):
+    with pytest.raises(OSError) as caught:
+        await tcp.connect(HERE, free)
+    assert caught.value.errno == errno.ECONNREFUSED
+    assert caught.value.strerror
+
+
+async def test_a_taken_port_is_an_error_and_a_left_one_is_none(free):
+    (listener,) = await tcp.listen(HERE, free)
+    with listener, pytest.raises(OSError) as caught:
+        await tcp.listen(HERE, free)
+    assert caught.value.errno == errno.EADDRINUSE
+    (again,) = await tcp.listen(HERE, free)
+    again.close()
+
+
+async def test_an_address_of_another_host_is_an_error(free):
+    with pytest.raises(OSError) as caught:
+        await tcp.listen("192.0.2.1", free)
+    assert caught.value.errno == errno.EADDRNOTAVAIL
+
+
+async def test_what_does_not_fit_at_once_arrives_all_the_same(wires):
+    ours, theirs = wires
+    sent = bytes(range(256)) * 3000
+    found = bytearray()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(ours.write)
+        for start in range(0, len(sent), 50_000):
+            ours.post(sent[start : start + 50_000])
+        ours.finish()
+        ours.post(b"no more")
+        while data := await theirs.receive():
+            found += data
+        tasks.cancel_scope.cancel()
+    assert found == sent
+
+
+async def test_a_peer_that_reads_nothing_is_hung_up_on(wires):
+    ours, _ = wires
+    for _ in range(200):
+        ours.post(bytes(100_000))
+    assert ours.finished
+    with anyio.fail_after(5):
+        assert await ours.receive() == b""
+
+
+async def test_posting_to_a_peer_that_is_gone_is_no_error(wires):
+    ours, theirs = wires
+    theirs.hang_up()
+    theirs.close()
+    for _ in range(3):
+        ours.post(b"x")
+        await anyio.sleep(0.01)
+    with suppress(ConnectionError):
+        assert await ours.receive() == b""
+
+
+async def test_peers_are_named():
+    ours, theirs = _pair()
+    with theirs:
+        with ours:
+            assert tcp.peer_named(ours) == f"{HERE}:{theirs.getsockname()[1]}"
+        assert tcp.peer_named(ours) == "a host that is gone"
