@@ -28,12 +28,13 @@ _BACKEND = "fake"
 
 _TALKING = (
     *("all_gather", "all_gather_into_tensor", "all_gather_object", "all_reduce", "all_to_all"),
-    *("all_to_all_single", "barrier", "broadcast", "broadcast_object_list", "gather"),
+    *("all_to_all_single", "broadcast", "broadcast_object_list", "gather"),
     *("gather_object", "irecv", "isend", "monitored_barrier", "recv", "recv_object_list"),
     *("reduce", "reduce_scatter", "reduce_scatter_tensor", "scatter", "scatter_object_list"),
     *("send", "send_object_list"),
 )
-"""Functions of `torch.distributed` that exchange something."""
+"""Functions of `torch.distributed` that exchange something. Without peers they would hand out what
+happens to lie in memory. A barrier does not, and making groups ends with one."""
 
 
 class _Silent(parallel_state.GroupCoordinator):  # type: ignore[misc]
@@ -77,6 +78,12 @@ class _Exchange:
         """There is nothing to end."""
 
 
+def _on_one_node(group: dist.ProcessGroup, *_: object, **__: object) -> list[bool]:
+    """For each rank whether it is on one node with another: nobody asks them, as nothing depends
+    on it here."""
+    return [True] * dist.get_world_size(group)
+
+
 def _new_group(new: Callable[..., object], ranks: list[int], **_: object) -> object:
     return new(ranks, backend=_BACKEND)
 
@@ -99,6 +106,9 @@ def alone(config: VllmConfig, placement: Placement) -> Iterator[None]:
         )
         undo.callback(dist.destroy_process_group)
         undo.enter_context(replaced(parallel_state, "GroupCoordinator", _Silent))
+        undo.enter_context(replaced(parallel_state, "in_the_same_node_as", _on_one_node))
+        for name in _TALKING:
+            undo.enter_context(replaced(dist, name, partial(_refused, name)))
         parallel_state.init_distributed_environment(
             parallel.world, rank, "env://", local_rank=0, backend=_BACKEND
         )
@@ -107,8 +117,7 @@ def alone(config: VllmConfig, placement: Placement) -> Iterator[None]:
         undo.callback(parallel_state.destroy_model_parallel)
         if parallel.data > 1:
             parallel_state.get_ep_group().device_communicator = _Exchange()
-        for name in _TALKING:
-            undo.enter_context(replaced(dist, name, partial(_refused, name)))
+        undo.enter_context(replaced(dist, "barrier", partial(_refused, "barrier")))
         yield
 
 
