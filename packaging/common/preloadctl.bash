@@ -9,7 +9,7 @@ _preloadctl() {
   local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]} path="" words="" word
   for word in "${COMP_WORDS[@]:1:COMP_CWORD-1}"; do
     case "${path:+$path }$word" in
-    "group"|"status"|"start"|"stop"|"restart"|"release"|"load"|"leases"|"logs"|"version"|"token"|"doctor"|"config"|"plugin"|"group start"|"group stop"|"group restart"|"group list"|"group show") path="${path:+$path }$word" ;;
+    "group"|"status"|"start"|"stop"|"restart"|"release"|"load"|"leases"|"logs"|"version"|"cache"|"token"|"doctor"|"config"|"plugin"|"group start"|"group stop"|"group restart"|"group list"|"group show") path="${path:+$path }$word" ;;
     esac
   done
   case "$prev" in
@@ -18,7 +18,7 @@ _preloadctl() {
     --timeout|--rank-timeout|--interval|-n|--lines) return ;;
   esac
   case "$path" in
-    "") words="status start stop restart release load leases logs version token doctor config plugin group --version -h --help" ;;
+    "") words="status start stop restart release load leases logs version cache token doctor config plugin group --version -h --help" ;;
     "group") words="start stop restart list show" ;;
     "status") words="--watch -w --interval -o --output --json --socket-dir --rank-timeout -h --help" ;;
     "start") words="--wait --no-wait --timeout --socket-dir --rank-timeout -h --help" ;;
@@ -29,6 +29,7 @@ _preloadctl() {
     "leases") words="-o --output --json --socket-dir --rank-timeout -h --help" ;;
     "logs") words="--follow -f --lines -n -h --help" ;;
     "version") words="-o --output --json --socket-dir --rank-timeout -h --help" ;;
+    "cache") words="-h --help" ;;
     "token") words="-h --help" ;;
     "doctor") words="-h --help" ;;
     "config") words="-h --help" ;;

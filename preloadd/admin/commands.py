@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
+from preloadd.admin import cache_commands
 from preloadd.admin.doctor import diagnose
 from preloadd.admin.durations import seconds
 from preloadd.admin.environment import Answer, Environment, interpreter, look, parts, require_own
@@ -28,7 +29,7 @@ Command = Callable[[argparse.Namespace, World], int]
 def parser() -> argparse.ArgumentParser:
     """The command line. `command` of what it parses is to be called with it and the host."""
     top = argparse.ArgumentParser(
-        "preloadd admin", description="Configuration, doctor, plugins and tokens."
+        "preloadd admin", description="Configuration, doctor, plugins, tokens and caches."
     )
     areas = top.add_subparsers(required=True, metavar="COMMAND")
     config = areas.add_parser("config", help="check, show or apply what is in /etc/preloadd")
@@ -43,6 +44,8 @@ def parser() -> argparse.ArgumentParser:
     _add_plugin(plugin.add_subparsers(required=True, metavar="COMMAND"))
     tokens = areas.add_parser("token", help="tokens by which other hosts fetch tables")
     _add_tokens(tokens.add_subparsers(required=True, metavar="COMMAND"))
+    cache = areas.add_parser("cache", help="tables that FlashInfer has tuned: see, move, remove")
+    cache_commands.add_commands(cache.add_subparsers(required=True, metavar="COMMAND"))
     return top
 
 

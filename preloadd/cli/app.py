@@ -351,6 +351,7 @@ def version(
 
 
 _PASSED_ON = {
+    "cache": "Tables that FlashInfer has tuned: list, show, verify, export, import, prune.",
     "token": "Seeding tokens: create, list, revoke, rotate.",
     "doctor": "Look for what is wrong with this host, and say the remedies.",
     "config": "Check, show or apply the configuration.",

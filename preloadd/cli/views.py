@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from preloadd.cli.exits import Exit
+from preloadd.cli.exits import CommandFailed, Exit
 from preloadd.cli.overview import Overview, select, told
 
 
@@ -94,10 +94,18 @@ def everywhere(
 ) -> Everywhere:
     """The group `name` as `seen` here, and on those of `nodes` that have it or cannot tell.
 
-    CommandFailed if nobody has it. `note` is why other nodes are not known, if they are not.
+    CommandFailed if nobody has it, with the nodes that may. `note` is why other nodes are not
+    known, if they are not.
     """
     elsewhere = any(node.ranks for node in nodes) and name not in {g.name for g in seen.groups}
-    here = replace(seen, healthy=False, groups=()) if elsewhere else select(seen, [name])
+    try:
+        here = replace(seen, healthy=False, groups=()) if elsewhere else select(seen, [name])
+    except CommandFailed as error:
+        silent = [f"{node.address} does not tell: {node.problem}" for node in nodes if node.problem]
+        if not silent and not note:
+            raise
+        told_all = "; ".join([str(error), *silent, *filter(None, [note])])
+        raise CommandFailed(told_all, Exit(error.exit_status)) from None
     return Everywhere(
         here.healthy,
         here.groups,

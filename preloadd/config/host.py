@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, get_origin
 
 from pydantic import Field
 
@@ -203,7 +203,8 @@ def environment(environ: Mapping[str, str]) -> Iterator[tuple[Key, object]]:
     for key, info in fields_of(HostSettings):
         text = environ.get(variable(key), "")
         if text:
-            yield key, _scalar(text) if info.annotation in (int, float, bool) else text
+            typed = info.annotation in (int, float, bool) or get_origin(info.annotation) is tuple
+            yield key, _value(text) if typed else text
 
 
 def nested(key: Key, value: object) -> Table:
@@ -214,7 +215,7 @@ def nested(key: Key, value: object) -> Table:
     return value
 
 
-def _scalar(text: str) -> object:
+def _value(text: str) -> object:
     """`text` as TOML means it; what is none stays text, to be refused with its name."""
     try:
         return tomllib.loads(f"value = {text}")["value"]

@@ -24,7 +24,7 @@ from pydantic_core import ErrorDetails
 from preloadd.config.arguments import from_words
 from preloadd.config.drafts import Speculation
 from preloadd.config.spread import Once, Spread, rendezvous, spread_faults
-from preloadd.config.strict import ChunkBytes, LogLevel
+from preloadd.config.strict import ChunkBytes, LogLevel, Seconds
 from preloadd.config.vllm import Division, divide
 from preloadd.domain.ids import DeviceId, Instance
 from preloadd.domain.launch import Launch, flag
@@ -34,6 +34,7 @@ from preloadd.domain.settings import (
     CHUNK_BYTES,
     Access,
     Builder,
+    Deadlines,
     Digest,
     Layout,
     Memory,
@@ -47,6 +48,7 @@ from preloadd.domain.settings import (
 from preloadd.errors import ConfigError
 
 _Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
+_USUAL = Deadlines()
 
 
 def _absolute(value: object) -> object:
@@ -98,6 +100,8 @@ class RunOptions(Spread):
     weight_cache_health_port: Annotated[int | None, Field(ge=0, le=65535)] = None
     access_group: tuple[_Text, ...] = ()
     access_user: tuple[_Text, ...] = ()
+    rendezvous_timeout: Seconds = _USUAL.rendezvous
+    peer_silence_timeout: Seconds = _USUAL.peer_silence
     no_draft: bool = False
     restart_ranks: bool = False
     python: str = ""
@@ -184,6 +188,11 @@ class RunOptions(Spread):
         """Who may attach besides root and this user."""
         return Access(groups=self.access_group, users=self.access_user)
 
+    @property
+    def deadlines(self) -> Deadlines:
+        """What the ranks are told of time."""
+        return Deadlines(rendezvous=self.rendezvous_timeout, peer_silence=self.peer_silence_timeout)
+
 
 def parse_run(given: Mapping[str, object], engine: Iterable[str] = ()) -> RunOptions:
     """The options in `given`, keyed by field name, and what a command line says to the `engine`.
@@ -254,6 +263,7 @@ def rank_settings(
             derived=derived,
             model=_model_settings(options, chosen.memory, node, instance, sources),
             access=options.access,
+            deadlines=options.deadlines,
             peers=peers(instance, node.instances),
             log_level=options.log_level,
             python=python,

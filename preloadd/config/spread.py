@@ -122,8 +122,8 @@ def rendezvous(node: Node, instance: Instance) -> Rendezvous | None:
         port=port,
         rank=rank,
         world=world,
-        node=node.number,
-        nodes=node.count,
+        node=node.number if node.counted else 0,
+        nodes=node.count if node.counted else 0,
     )
 
 

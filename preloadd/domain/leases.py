@@ -65,7 +65,7 @@ class Profilers:
     """Leases whose engines measure how much memory of their device is free.
 
     What is freed meanwhile would count as theirs, so nothing is. Each is believed for `patience`
-    seconds from when it said so last. Times are monotonic seconds.
+    seconds at most from when it begins or is resumed. Times are monotonic seconds.
     """
 
     def __init__(self, patience: float) -> None:
@@ -78,7 +78,7 @@ class Profilers:
         return self._until[lease]
 
     def resume(self, lease: LeaseId, until: float, now: float) -> None:
-        """A lease told an earlier daemon, which would have believed it so long."""
+        """A lease profiles again, or told an earlier daemon: it is believed as long as before."""
         self._until[lease] = min(until, now + self._patience)
 
     def end(self, lease: LeaseId) -> bool:

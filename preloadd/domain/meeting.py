@@ -18,6 +18,8 @@ from preloadd.domain.launch import Fault, Launch
 LOOPBACK = "127.0.0.1"
 LAST_PORT = 65535
 
+_EVERYBODY = IPv4Address("255.255.255.255")
+
 _ENGINE_PORT = 29501
 _ENGINE_RPC_PORT = 29550
 """What engines use unless they are told (source: `ParallelConfig` of vLLM)."""
@@ -32,6 +34,9 @@ _ONE_HOST = re.compile(
     re.IGNORECASE,
 )
 """Names and short forms by which a host means itself."""
+
+_NAME = re.compile(r"(?:(?!-)[a-z0-9_-]+\.)*(?!-|[0-9]+\.?$|0x)[a-z0-9_-]+\.?", re.IGNORECASE)
+"""What can be looked up: no port, no path, and no number that is short of being an address."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +93,19 @@ def is_one_host(address: str) -> bool:
     return found.is_loopback or found.is_unspecified
 
 
+def is_address(address: str) -> bool:
+    """Whether an address can be that of a host: a name, or numbers."""
+    bare = address.strip("[]")
+    try:
+        found: IPv4Address | IPv6Address = ip_address(bare)
+    except ValueError:
+        try:
+            return bool(_NAME.fullmatch(bare.encode("idna").decode()))
+        except UnicodeError:
+            return False
+    return not found.is_multicast and found != _EVERYBODY
+
+
 def _address(launch: Launch) -> str:
     """As engines choose it: replicas meet at `master_addr` unless another address is said."""
     return (launch.parallel.data > 1 and launch.data_parallel_address) or launch.master_addr
@@ -108,6 +126,9 @@ def _unsaid(launch: Launch, ranks: range | None) -> Iterator[Fault]:
             _address_setting(launch),
             f"{address!r} is another host on each host, but {where}: give {_REACHABLE}",
         )
+    elif not is_address(address):
+        text = f"{address!r} is no host's name or address: give {_REACHABLE}, and nothing else"
+        yield Fault(_address_setting(launch), text)
     if launch.weight_cache_master_port is None:
         yield Fault(_TARGET, f"must be given, since {where}: one port, the same on every node")
 

@@ -21,13 +21,15 @@ class Node:
     """What one node launches: the global `ranks`, one on each of `devices` (none while unknown).
 
     `number` of `count` is which node it is if all have as many ranks as this one; without `nnodes`
-    nobody knows that of the others, but there are some if `count` is more than 1.
+    nobody knows that of the others (`counted` is false), but there are some if `count` is more
+    than 1.
     """
 
     parallel: Parallel
     ranks: range
     number: int
     count: int
+    counted: bool
     devices: tuple[DeviceId, ...]
     drafts: bool
     meeting: Meeting
@@ -57,6 +59,7 @@ def plan_node(launch: Launch) -> Node:
         ranks=ranks,
         number=ranks.start // len(ranks),
         count=-(-launch.parallel.world // len(ranks)),
+        counted=launch.by_nodes,
         devices=(launch.devices or ())[: len(ranks)],
         drafts=launch.drafts,
         meeting=meeting_of(launch),

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from preloadd.domain.access import Policy
+from preloadd.domain.endpoint import Endpoint
 from preloadd.domain.files import FileIdentity
 from preloadd.domain.ids import Instance, Role
 from preloadd.domain.placement import Parallel, Placement
@@ -181,6 +182,7 @@ class Rendezvous:
     """Where the ranks of a group that spans hosts meet before they load, and who this one is there.
 
     Rank 0 listens on `address`, which is its host's. Ranks are those of one role, numbered from 0.
+    Where nobody knows how many `nodes` there are, and so which `node` this is, both are 0.
     """
 
     address: str
@@ -189,6 +191,11 @@ class Rendezvous:
     world: int
     node: int
     nodes: int
+
+    @property
+    def where(self) -> str:
+        """Address and port as people are told them."""
+        return str(Endpoint(self.address, self.port))
 
 
 @dataclass(frozen=True, slots=True)

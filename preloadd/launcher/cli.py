@@ -268,6 +268,24 @@ MasterPort = Annotated[
 DataParallelRpcPort = Annotated[
     Texts, _option("data_parallel_rpc_port", NODES, "PORT", "Likewise.", short="-dpp")
 ]
+RendezvousTimeout = Annotated[
+    Text,
+    _option(
+        "rendezvous_timeout",
+        NODES,
+        "SECONDS",
+        "How long all ranks may take to meet there before they load. Default: 600.",
+    ),
+]
+PeerSilenceTimeout = Annotated[
+    Text,
+    _option(
+        "peer_silence_timeout",
+        NODES,
+        "SECONDS",
+        "How long a rank may not be heard there before it counts as lost. Default: 15.",
+    ),
+]
 SocketDir = Annotated[
     Text,
     _option(
@@ -368,6 +386,8 @@ def run(
     weight_cache_draft_master_port: WeightCacheDraftMasterPort = None,
     master_port: MasterPort = None,
     data_parallel_rpc_port: DataParallelRpcPort = None,
+    rendezvous_timeout: RendezvousTimeout = None,
+    peer_silence_timeout: PeerSilenceTimeout = None,
     weight_cache_socket_dir: SocketDir = None,
     access_group: AccessGroup = None,
     access_user: AccessUser = None,

@@ -17,7 +17,7 @@ from preloadd.config.run import Chosen, RunOptions, rank_settings
 from preloadd.domain.ids import Instance
 from preloadd.domain.lines import one_line
 from preloadd.domain.settings import Builder, Memory, RankSettings
-from preloadd.errors import PreloadError
+from preloadd.errors import ModelNotFound, PreloadError
 from preloadd.launcher import devices, model
 from preloadd.launcher.checks import (
     find_python,
@@ -104,7 +104,7 @@ class Start:
         """What to start, after all checks, those first that need no device: it may take a driver
         a minute to answer. None if the end began meanwhile."""
         listener = self._listen(owned)
-        found = {named: model.find(*named, environ=environ) for named in self._models()}
+        found = {named: self._find(named, environ) for named in self._models()}
         chosen = await self._choose(python, environ, ending)
         if chosen is None:
             return None
@@ -158,6 +158,18 @@ class Start:
         yield options.model, options.revision
         if options.drafted is not None and options.drafted.model:
             yield options.drafted.model, options.drafted.revision
+
+    def _find(self, named: _Named, environ: Mapping[str, str]) -> Path | None:
+        """A model's folder on this host; None if it has to be fetched; ModelNotFound.
+
+        On one of several nodes it is for the ranks to complain: then the others hear of it.
+        """
+        try:
+            return model.find(*named, environ=environ)
+        except ModelNotFound:
+            if not self.options.placed.spans:
+                raise
+            return Path(named[0])
 
     async def _choose(
         self, python: str, environ: Mapping[str, str], ending: Ending

@@ -43,6 +43,7 @@ from preloadd.memory.host import HostFiller
 from preloadd.memory.vmm import VmmFiller
 from preloadd.protocol.messages import LINK
 from preloadd.transport.blocking import Link
+from preloadd.weights.checkpoint import locate
 from preloadd.weights.checkpoint.digest_cache import cache_folder_of
 
 log = logging.getLogger("preloadd.loader")
@@ -121,6 +122,9 @@ def _obey() -> int:
         logs.configure(
             settings.log_level.upper(), os.environ, identifier=IDENTIFIER, fields=settings.labels
         )
+        if not Path(settings.model.path).is_dir():
+            # A rank of several nodes is started all the same, for the others to hear of that.
+            locate(settings.model.name, settings.model.revision, environ=os.environ)
         load(
             settings,
             _filler(settings, os.environ),

@@ -43,7 +43,10 @@ class Phase(StrEnum):
 
 @dataclass(slots=True)
 class _Seat:
-    """A rank that is connected. `bound`: it is in a load that ends with that of the others."""
+    """A rank that is connected. `bound`: it is in a load that ends with that of the others.
+
+    What a rank that is still identifying will claim is not known: nobody is let go before it has.
+    """
 
     source: int
     join: r.Join
@@ -58,10 +61,9 @@ class Convener:
     and to hear nothing of one of them. A connection is known here once it has joined.
     """
 
-    def __init__(self, place: Rendezvous, group: str, *, patience: float, silence: float) -> None:
+    def __init__(self, place: Rendezvous, *, patience: float, silence: float) -> None:
         self.phase = Phase.GATHERING
         self._place = place
-        self._group = group
         self._patience = patience
         self._silence = silence
         self._seats: dict[int, _Seat] = {}
@@ -72,13 +74,19 @@ class Convener:
         self._turned_away = ""
 
     @property
+    def absent(self) -> bool:
+        """Whether some rank has not even said that it is there."""
+        return len(self._seats) < self._place.world
+
+    @property
     def missing(self) -> tuple[int, ...]:
-        """The ranks that are not there, or have other weights than those to be loaded."""
+        """The ranks that claim nothing yet, or have other weights than those to be loaded."""
         reference = self._reference()
         here = {
             rank
             for rank, seat in self._seats.items()
-            if seat.bound or reference is None or not r.disagreement(seat.join, reference)
+            if not seat.join.identifying
+            and (seat.bound or reference is None or not r.disagreement(seat.join, reference))
         }
         return tuple(rank for rank in range(self._place.world) if rank not in here)
 
@@ -98,7 +106,7 @@ class Convener:
                 return self._served(seat)
             case r.Failed():
                 last = Send(source, r.Ended(why="it said that its load failed"), last=True)
-                return [last, *self._left(seat, f"{seat.join}: {message.why}")]
+                return [last, *self._left(seat, f"{seat.join} failed: {message.why}")]
 
     def gone(self, source: int, why: str) -> list[Send]:
         """A connection is lost, or was given up because of `why`."""
@@ -127,6 +135,10 @@ class Convener:
             refusal = Send(source, r.Ended(why=r.printable(fault)), last=True)
             left = [] if seat is None else self._left(seat, f"{seat.join}: {fault}")
             return [refusal, *left]
+        if join.identifying:
+            bound = self.phase is Phase.GATHERING
+            self._seats[join.rank] = _Seat(source, join, bound, now)
+            return [Send(source, r.Beat(free=self.phase is Phase.OPEN))]
         if join.serving:
             return self._came_serving(source, join, now)
         self._seats.pop(join.rank, None)
@@ -138,7 +150,7 @@ class Convener:
             why = f"{apart}: {REMEDY}"
             refusal = Send(source, r.Ended(why=r.printable(why)), last=True)
             ended = self._end(why) if self.phase is Phase.GATHERING else []
-            # For whoever is not there yet: rank 0 itself may still be looking at its files.
+            # For whoever is not there yet.
             self._turned_away = why
             return [refusal, *ended]
         bound = self.phase is not Phase.OPEN
@@ -153,18 +165,16 @@ class Convener:
     def _fault(self, source: int, join: r.Join, seat: _Seat | None) -> str:
         """What is wrong with a newcomer whatever it would load; '' if nothing is."""
         place = self._place
-        if join.group != self._group:
-            return f"this is group {self._group}, not {join.group}: one of them needs another port"
-        if (join.world, join.nodes) != (place.world, place.nodes):
-            return (
-                f"{join} is of {join.world} ranks on {join.nodes} nodes, rank 0 of {place.world} "
-                f"on {place.nodes}: give all nodes the same sizes"
-            )
-        if join.rank >= place.world or join.node >= place.nodes:
-            return f"there is no {join}: there are {place.world} ranks on {place.nodes} nodes"
+        ours, theirs = _size(place.world, place.nodes), _size(join.world, join.nodes)
+        counts = {nodes for nodes in (place.nodes, join.nodes) if nodes}
+        if join.world != place.world or len(counts) > 1:
+            return f"{join} is of {theirs}, rank 0 of {ours}: give all nodes the same sizes"
+        if join.rank >= place.world or join.node >= (join.nodes or 1):
+            return f"there is no {join}: there are {theirs}"
         if (join.rank == place.rank) != (source == OWN):
             return f"{join} is this very rank: give each node a number of its own"
-        if seat is not None and (seat.bound or seat.join.rank != join.rank):
+        claimed = seat is not None and seat.bound and not seat.join.identifying
+        if claimed or (seat is not None and seat.join.rank != join.rank):
             return "it joined twice"
         other = self._seats.get(join.rank)
         if other is not None and other is not seat:
@@ -186,8 +196,10 @@ class Convener:
         self.phase, self._agreed, self._deadline = Phase.OPEN, join, None
         sends = []
         for seat in self._bound():
-            apart = r.disagreement(seat.join, join)
-            if apart:
+            if seat.join.identifying:
+                seat.bound = False
+                sends.append(Send(seat.source, r.Beat(free=True)))
+            elif apart := r.disagreement(seat.join, join):
                 del self._seats[seat.join.rank]
                 why = r.printable(f"{apart}: {REMEDY}")
                 sends.append(Send(seat.source, r.Ended(why=why), last=True))
@@ -209,8 +221,8 @@ class Convener:
         """What all others are compared with."""
         if self._agreed is not None:
             return self._agreed
-        bound = self._bound()
-        return min((seat.join for seat in bound), key=lambda join: join.rank, default=None)
+        claims = (seat.join for seat in self._bound() if not seat.join.identifying)
+        return min(claims, key=lambda join: join.rank, default=None)
 
     def _apart(self, join: r.Join) -> str:
         reference = self._reference()
@@ -261,11 +273,13 @@ class Convener:
     def _missing_told(self) -> str:
         missing = self.missing
         place = self._place
-        told = f"{missing_named(missing, place)} did not come to {place.address}:{place.port} "
+        told = f"{missing_named(missing, place)} did not come to {place.where} "
         told += f"within {self._patience:g} s: {LOOK}"
         for rank in missing:
             seat, reference = self._seats.get(rank), self._reference()
-            if seat is not None and reference is not None:
+            if seat is not None and seat.join.identifying:
+                told += f". {seat.join} is there, but still identifies its files"
+            elif seat is not None and reference is not None:
                 told += f". {seat.join} serves something else: restart it: "
                 told += r.disagreement(seat.join, reference)
         if self._turned_away:
@@ -278,7 +292,10 @@ class Convener:
         self._beaten = now
         missing = self.missing if self._deadline is not None else ()
         return [
-            Send(seat.source, r.Beat(missing=missing if seat.bound else ()))
+            Send(
+                seat.source,
+                r.Beat(missing=missing if seat.bound else (), free=self.phase is Phase.OPEN),
+            )
             for seat in self._seats.values()
         ]
 
@@ -299,10 +316,14 @@ class Stage(StrEnum):
     """What a rank's own load is up to; of ENDED and IDLE ones nobody else has to know."""
 
     IDLE = "idle"
+    IDENTIFYING = "identifying"
     GATHERING = "gathering"
     LOADING = "loading"
     SERVING = "serving"
     ENDED = "ended"
+
+
+_UNDER_WAY = (Stage.IDENTIFYING, Stage.GATHERING, Stage.LOADING)
 
 
 class Member:
@@ -322,26 +343,28 @@ class Member:
         self._join: r.Join | None = None
         self._deadline = float("inf")
         self._heard = self._beaten = 0.0
-        self._tried = "nothing was tried"
+        self._tried = "no answer yet"
         self._answered = False
         self._free = False
 
     @property
     def wants_connection(self) -> bool:
         """Whether there is something to say on a connection, if there is none."""
-        return self.stage in (Stage.GATHERING, Stage.SERVING)
+        return self.stage in (Stage.IDENTIFYING, Stage.GATHERING, Stage.SERVING)
 
     def claim(self, join: r.Join, now: float) -> list[r.FromMember]:
-        """This is what would be loaded, or is served."""
+        """This is what would be loaded, or is served; or is yet to be identified."""
         self._join, self.why, self.missing, self._free = join, "", (), False
         self.stage = Stage.SERVING if join.serving else Stage.GATHERING
+        if join.identifying:
+            self.stage = Stage.IDENTIFYING
         self._deadline = now + self._patience
         return [join] if self.connected else []
 
     def joined(self, now: float) -> list[r.FromMember]:
         """There is a connection now."""
         self.connected, self._heard, self._beaten = True, now, now
-        self._answered = False
+        self._answered = self._free = False
         return [self._join] if self._join is not None else []
 
     def unreachable(self, why: str) -> None:
@@ -354,6 +377,7 @@ class Member:
         match message:
             case r.Beat():
                 self.missing = message.missing if self.stage is Stage.GATHERING else ()
+                self._free = self._free or message.free
             case r.Agreed():
                 if self.stage is Stage.GATHERING:
                     self.stage, self.missing = Stage.LOADING, ()
@@ -364,22 +388,24 @@ class Member:
     def lost(self, why: str) -> None:
         """The connection is lost, or was given up because of `why`."""
         self.connected = False
-        if self.stage is Stage.GATHERING and not self._answered:
-            where = f"{self._place.address}:{self._place.port}"
+        if self.stage in (Stage.IDENTIFYING, Stage.GATHERING) and not self._answered:
+            where = self._place.where
             self.end(f"rank 0 of node 0 gave no answer: what listens at {where} {why}")
-        elif self.stage is Stage.GATHERING or (self.stage is Stage.LOADING and not self._free):
+        elif self.stage is Stage.GATHERING or (self.stage in _UNDER_WAY and not self._free):
             self.end(f"rank 0 was lost while {self.stage.value}: it {why}")
 
     def end(self, why: str) -> None:
         """Nothing comes of this load. What is served is served all the same."""
         if self.stage is Stage.SERVING:
             self._tried = why
-        elif self.stage in (Stage.GATHERING, Stage.LOADING):
+        elif self.stage in _UNDER_WAY:
             self.stage, self.why = Stage.ENDED, why
 
     def done(self) -> list[r.FromMember]:
         """The load is done: from now on this rank depends on nobody."""
         if self._join is None or self.stage not in (Stage.LOADING, Stage.ENDED):
+            return []
+        if self._join.identifying:
             return []
         # What ended meanwhile came too late. Rank 0 hangs up then, and is told anew.
         told = self.connected and self.stage is Stage.LOADING
@@ -390,7 +416,7 @@ class Member:
 
     def failed(self, why: str) -> list[r.FromMember]:
         """The load failed by itself."""
-        told = self.connected and self.stage in (Stage.GATHERING, Stage.LOADING)
+        told = self.connected and self.stage in _UNDER_WAY
         self.end(why)
         return [r.Failed(why=r.printable(why))] if told else []
 
@@ -409,7 +435,7 @@ class Member:
 
     def _too_late(self) -> str:
         place = self._place
-        where = f"{place.address}:{place.port}"
+        where = place.where
         if self.connected:
             who = missing_named(self.missing, place) if self.missing else "the others"
             return f"{who} did not come to {where} within {self._patience:g} s: {LOOK}"
@@ -430,8 +456,14 @@ def missing_named(missing: Sequence[int], place: Rendezvous) -> str:
     return r.ranks_named(missing, _nodes(missing, place))
 
 
+def _size(world: int, nodes: int) -> str:
+    return f"{world} ranks on {nodes} nodes" if nodes else f"{world} ranks"
+
+
 def _nodes(ranks: Iterable[int], place: Rendezvous) -> list[int]:
-    """Where ranks are, if every node has as many: what they say themselves is not known."""
+    """Where ranks are, if every node has as many; [] if nobody knows: they have not told either."""
+    if not place.nodes:
+        return []
     return [rank * place.nodes // place.world for rank in ranks]
 
 

@@ -49,6 +49,7 @@ class LoadReceiver(Generic[H]):
         self.phase = LoadPhase.LOADING
         self.failure: Failed | None = None
         self._identified = False
+        self._meets = meets
         self._may_fill = not meets
         self._chunks: list[tuple[H, int]] = []
         self._manifest: tuple[H, int] | None = None
@@ -111,6 +112,8 @@ class LoadReceiver(Generic[H]):
             return "the load has failed already"
         match report:
             case Identified():
+                if not self._meets:
+                    return "nobody waits for it: this rank meets no others"
                 again = self._identified or self._chunks or self.phase is LoadPhase.COMPLETE
                 return "it comes once, before all chunks" if again else None
             case Progress():

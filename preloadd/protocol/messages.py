@@ -78,7 +78,7 @@ class Memory(Message, frozen=True, tag="memory"):
 class Profiling(Message, frozen=True, tag="profiling"):
     """Say on a lease that this engine now measures how much memory is free, or does so no more.
 
-    Meanwhile the rank frees none.
+    Meanwhile the rank frees none, for so long at most from when a lease said so first.
     """
 
     active: bool

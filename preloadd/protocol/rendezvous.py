@@ -47,8 +47,11 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Join(Message, frozen=True, tag="join"):
     """Member, first: who this is, and what it claims to be about to load.
 
-    `key` is without the fields that tell a rank's own place. `serving`: it has these weights
-    already, and needs nobody's leave. Said again on one connection, it is another load.
+    `key` is without the fields that tell a rank's own place. `identifying`: it does not know it
+    yet, and will say so again when it does. `serving`: it has these weights already, and needs
+    nobody's leave. Said again on one connection, it is another load. `group` is its own name for
+    it, which is compared with no other's: whoever comes to one port is of one group. `nodes` is 0
+    where nobody knows how many there are, and then `node` says nothing.
     """
 
     preloadd: Name
@@ -61,15 +64,18 @@ class Join(Message, frozen=True, tag="join"):
     nodes: Number
     key: Annotated[dict[Name, Value], Meta(max_length=512)]
     serving: bool = False
+    identifying: bool = False
 
     def __str__(self) -> str:
-        return named(self.rank, self.node)
+        return named(self.rank, self.node, self.nodes)
 
 
 class Beat(Message, frozen=True, tag="beat"):
-    """Both ways: a sign of life. Rank 0 tells which ranks are `missing` while it gathers."""
+    """Both ways: a sign of life. Rank 0 tells which ranks are `missing` while it gathers, and
+    whether it serves (`free`), so that its loss ends nothing that has only begun."""
 
     missing: Annotated[tuple[Number, ...], Meta(max_length=MAX_WORLD)] = ()
+    free: bool = False
 
 
 class Agreed(Message, frozen=True, tag="agreed"):
@@ -156,17 +162,23 @@ def disagreement(one: Join, other: Join) -> str:
     if not found:
         return ""
     told = "; ".join(_told(one, other, each) for each in found[:_FIELDS])
-    return f"{told}; and {len(found) - _FIELDS} more" if len(found) > _FIELDS else told
+    told += f"; and {len(found) - _FIELDS} more" if len(found) > _FIELDS else ""
+    if one.group != other.group:
+        # Maybe those are two groups, and one of them has the other one's port.
+        ours, theirs = cut(one.group, _VALUE), cut(other.group, _VALUE)
+        told += f"; {one} is of group {ours}, {other} of {theirs}"
+    return told
 
 
-def named(rank: int, node: int) -> str:
-    """How a rank is named to people."""
-    return f"rank {rank} of node {node}"
+def named(rank: int, node: int, nodes: int) -> str:
+    """How a rank is named to people: by its number alone if nobody knows how many nodes are."""
+    return f"rank {rank} of node {node}" if nodes else f"rank {rank}"
 
 
 def ranks_named(ranks: Sequence[int], nodes: Iterable[int]) -> str:
-    """How several are named: 'ranks 3, 5 of nodes 1, 2'."""
-    return f"{_counted('rank', ranks)} of {_counted('node', sorted(set(nodes)))}"
+    """How several are named: 'ranks 3, 5 of nodes 1, 2', or 'ranks 3, 5' where no node is known."""
+    told, known = _counted("rank", ranks), sorted(set(nodes))
+    return f"{told} of {_counted('node', known)}" if known else told
 
 
 def printable(text: str) -> str:

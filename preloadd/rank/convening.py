@@ -130,15 +130,28 @@ class Hall:
                 await anyio.sleep(_AGAIN_S)
 
     def _welcome(self, sock: socket.socket, tasks: TaskGroup) -> None:
-        full = len(self._guests) >= 2 * self._place.world + _SPARE
-        if full and not self._crowded:
-            log.warning("%d connections are open: more are turned away", len(self._guests))
-        self._crowded = full
-        if full:
+        here, most = len(self._guests), 2 * self._place.world + _SPARE
+        if here >= most and not self._crowded:
+            log.warning("%d connections are open: who says nothing makes room for more", here)
+        # Said again only after it was over for good: some are always about to leave.
+        self._crowded = here >= (most // 2 if self._crowded else most)
+        if here >= most and not self._made_room():
             sock.close()
             return
         self._numbers += 1
         tasks.start_soon(self._receive, self._numbers, sock)
+
+    def _made_room(self) -> bool:
+        """Hang up on whoever has said nothing for longest; false if all have said who they are.
+
+        A rank says so at once, and would take being turned away itself for the end of rank 0.
+        """
+        for source, guest in self._guests.items():
+            if guest.patience.deadline < math.inf and source not in self._leaving:
+                guest.patience.cancel()
+                del self._guests[source]
+                return True
+        return False
 
     async def _receive(self, source: int, sock: socket.socket) -> None:
         """Hear one guest until it leaves."""
@@ -192,8 +205,7 @@ class Hall:
 
 def no_port(place: Rendezvous, error: OSError) -> str:
     """Why rank 0 cannot listen, and what to do."""
-    where = f"{place.address}:{place.port}"
-    told = f"the ranks of this group cannot meet at {where}: "
+    told = f"the ranks of this group cannot meet at {place.where}: "
     match error.errno:
         case errno.EADDRINUSE:
             return (

@@ -128,7 +128,11 @@ def _written(
     with _without_plugins():
         # Not above, because it is the slowest of all imports.
         from preloadd.config.rank import settings_on_this_host
-    settings = settings_on_this_host(folder, environ, instance, find)
+    settings = settings_on_this_host(
+        folder, environ, instance, find if last else partial(_found_or_not, find)
+    )
+    if settings.rendezvous is None:
+        settings = _located(settings, find)
     # Files that were written meanwhile may be others than those that were judged.
     return settings, found if found == fingerprint(folder, environ) else ""
 
@@ -153,6 +157,15 @@ def _located(settings: RankSettings, find: Callable[[str, str], Path]) -> RankSe
         partner = replace(partner, path=str(find(partner.name, partner.revision)))
     path = str(find(model.name, model.revision))
     return replace(settings, model=replace(model, path=path, partner=partner))
+
+
+def _found_or_not(find: Callable[[str, str], Path], name: str, revision: str) -> Path:
+    """Where a model lies, or would: on one of several nodes a rank that has nothing to fall back on
+    is started without one as well, for the others to hear of that."""
+    try:
+        return find(name, revision)
+    except ModelNotFound:
+        return Path(name)
 
 
 def _is_an_answer(error: PreloadError) -> bool:

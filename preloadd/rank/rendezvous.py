@@ -33,6 +33,8 @@ _AGAIN_S = 0.2
 _BACK_S = 2.0
 _TICK_S = 1.0
 _FAREWELL_S = 1.0
+_LINGER_S = 5.0
+_POLL_S = 0.05
 _MAX_KEY = 48 * 1024
 _MAX_VALUE = 128
 _RANK_0 = (0,)
@@ -65,7 +67,7 @@ class Presence:
             self._member = Member(place, patience=math.inf, silence=math.inf)
             # Connected with itself, from the beginning of time.
             self._member.joined(0.0)
-            convener = Convener(place, settings.group, patience=patience, silence=silence)
+            convener = Convener(place, patience=patience, silence=silence)
             self._convener = convener
             self._hall = Hall(convener, place, self._heard)
 
@@ -89,10 +91,12 @@ class Presence:
         with anyio.CancelScope() as scope:
             self._loading = scope
             try:
+                self._claim({}, identifying=True)
                 loaded = await load(self._agree)
             except (PreloadError, OSError) as error:
                 # Its end by itself: no answer to what is said now is to cancel that.
                 self._loading = None
+                await self._linger()
                 self._say(self._member.failed(str(error)))
                 await self._farewell()
                 raise
@@ -112,10 +116,12 @@ class Presence:
                 raise RendezvousFailed(self._hall.fault)
 
     async def _agree(self, key: Mapping[str, str]) -> None:
-        self._claim(key, serving=False)
+        self._claim(key)
         await self._agreed.wait()
 
-    def _claim(self, key: Mapping[str, str], *, serving: bool) -> None:
+    def _claim(
+        self, key: Mapping[str, str], *, serving: bool = False, identifying: bool = False
+    ) -> None:
         settings, place = self._settings, self._place
         join = r.Join(
             preloadd=__version__,
@@ -128,6 +134,7 @@ class Presence:
             nodes=place.nodes,
             key=_shared(key),
             serving=serving,
+            identifying=identifying,
         )
         self._say(self._member.claim(join, anyio.current_time()))
         self._claimed.set()
@@ -168,6 +175,15 @@ class Presence:
             self._notice()
             await anyio.sleep(self._tick_s)
 
+    async def _linger(self) -> None:
+        """Wait a moment, after a load that ended early, for those who were started with it and are
+        to hear of that: they would wait until their deadline."""
+        with anyio.move_on_after(_LINGER_S):
+            while self._member.stage is Stage.IDENTIFYING and (  # noqa: ASYNC110 - any may come
+                self._convener.absent if self._hall is not None else not self._member.connected
+            ):
+                await anyio.sleep(_POLL_S)
+
     async def _farewell(self) -> None:
         """Wait a moment until what was said last has been read."""
         if self._hall is not None:
@@ -193,8 +209,8 @@ class Presence:
                 self._member.unreachable(error.strerror or str(error))
             else:
                 await self._talk(wire)
-            gathering = self._member.stage is Stage.GATHERING
-            await anyio.sleep(_AGAIN_S if gathering else _BACK_S)
+            # The others wait for a rank that loads, and for none that serves.
+            await anyio.sleep(_BACK_S if self._member.stage is Stage.SERVING else _AGAIN_S)
 
     async def _talk(self, wire: tcp.Wire) -> None:
         """Say what is to be said over `wire`, which is closed afterwards, and hear the answers."""

@@ -13,7 +13,7 @@ from contextlib import ExitStack, suppress
 
 import anyio
 
-_Meaning = tuple[socket.AddressFamily, socket.SocketKind, int, str, tuple[str, int]]
+_Meaning = tuple[socket.AddressFamily, socket.SocketKind, int, tuple[str, int]]
 
 _READ = 64 * 1024
 _MAX_PENDING = 1 << 20
@@ -94,10 +94,14 @@ class Wire:
 
 async def connect(address: str, port: int) -> Wire:
     """A connection to the first of an address's hosts that answers; OSError of the last that did
-    not."""
+    not. One that swallows everything leaves the others their share of the caller's time."""
     failed: OSError = OSError(errno.EADDRNOTAVAIL, f"{address} names no host")
-    for family, kind, protocol, _, where in await _meanings(address, port):
-        with ExitStack() as undo:
+    meanings = await _meanings(address, port)
+    for left, (family, kind, protocol, where) in zip(
+        range(len(meanings), 0, -1), meanings, strict=True
+    ):
+        share = (anyio.current_effective_deadline() - anyio.current_time()) / left
+        with ExitStack() as undo, anyio.move_on_after(share):
             sock = socket.socket(family, kind, protocol)
             undo.callback(sock.close)
             try:
@@ -108,30 +112,49 @@ async def connect(address: str, port: int) -> Wire:
                 continue
             undo.pop_all()
             return wire
+        failed = TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
     raise failed
 
 
 async def listen(address: str, port: int) -> list[socket.socket]:
-    """Listeners on all that `address` means here, the caller's to close; OSError if one cannot."""
+    """Listeners on all that `address` means and this host has, the caller's to close. OSError if
+    that is nothing, or one cannot be listened on."""
+    absent: OSError | None = None
     with ExitStack() as undo:
         found: list[socket.socket] = []
-        for family, kind, protocol, _, where in await _meanings(address, port):
-            sock = socket.socket(family, kind, protocol)
-            undo.callback(sock.close)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:
-                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            sock.bind(where)
-            sock.listen(_BACKLOG)
-            sock.settimeout(0)
-            found.append(sock)
+        for family, kind, protocol, where in await _meanings(address, port):
+            try:
+                found.append(undo.enter_context(_listener(family, kind, protocol, where)))
+            except OSError as error:
+                # A name may have an address of IPv6 where that is switched off.
+                if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                    raise
+                absent = error
+        if absent is not None and not found:
+            raise absent
         undo.pop_all()
     return found
 
 
+def _listener(
+    family: socket.AddressFamily, kind: socket.SocketKind, protocol: int, where: tuple[str, int]
+) -> socket.socket:
+    with ExitStack() as undo:
+        sock = undo.enter_context(socket.socket(family, kind, protocol))
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        sock.bind(where)
+        sock.listen(_BACKLOG)
+        sock.settimeout(0)
+        undo.pop_all()
+    return sock
+
+
 async def _meanings(address: str, port: int) -> Sequence[_Meaning]:
-    """What an address means: a name, or numbers, of IPv6 with brackets or without."""
-    return await anyio.getaddrinfo(address.strip("[]"), port, type=socket.SOCK_STREAM)
+    """What an address means, each once: a name, or numbers, of IPv6 with brackets or without."""
+    found = await anyio.getaddrinfo(address.strip("[]"), port, type=socket.SOCK_STREAM)
+    return [*dict.fromkeys((kind[0], kind[1], kind[2], kind[4]) for kind in found)]
 
 
 async def _connected(sock: socket.socket, where: tuple[str | int, ...]) -> None:

@@ -55,7 +55,11 @@ def _whole(response: http.client.HTTPResponse, limit: int) -> bytes:
     """The body. Told no amount, the library makes room for whatever length the peer claims."""
     if (response.length or 0) > limit:
         raise _too_long(limit)
-    body = response.read(limit + 1)
+    try:
+        body = response.read(limit + 1)
+    except ValueError as error:
+        # The library lets it out for a chunk of a length below nothing.
+        raise http.client.HTTPException(str(error)) from error
     if response.length:
         raise http.client.IncompleteRead(body, response.length)
     return body

@@ -26,8 +26,11 @@ from tests.nodes.shards import Tensors, shard
 ROOT = Path(preloadd.__file__).parents[1]
 INSIDE = Path(__file__).with_name("inside")
 PORT = 29600
-LIMITS = {"rendezvous": 20.0, "stop": 2.0}
-"""Deadlines of ranks, in seconds; others are as usual."""
+LIMITS = {"rendezvous": 20.0}
+"""Deadlines of ranks, in seconds, by the names of flags; others are as usual."""
+
+STOP_S = "2"
+"""What ranks have for ending, of which there is no flag."""
 
 _OURS = ("PRELOADD_", "VLLM_", "HF_", "TESTS_")
 
@@ -50,10 +53,11 @@ class Node(Owner):
         self._patience = patience
         self._told = host.folder / "told"
         self._told.unlink(missing_ok=True)
-        deadlines = " ".join(f"{name}={value}" for name, value in {**LIMITS, **limits}.items())
         argv = [sys.executable, "-m", "preloadd", "run", str(model), "--memory", "host", *flags]
         argv += ["--weight-cache-socket-dir", str(host.sockets)]
-        told = {"TESTS_DEADLINES": deadlines, "TESTS_VERSION": version}
+        for name, seconds in {**LIMITS, **limits}.items():
+            argv += [f"--{name.replace('_', '-')}-timeout", f"{seconds:g}"]
+        told = {"TESTS_STOP_S": STOP_S, "TESTS_VERSION": version}
         self._process = host.start(argv, self._told, _environ(**told, **environ))
 
     # -- what is seen of it --

@@ -21,6 +21,7 @@ from tests.nodes.hosts import Host
 from tests.nodes.node import PORT, Node
 
 DISAGREE = 80
+NOT_FOUND = 66
 KILLED = 128 + signal.SIGKILL
 SOON_S = 15.0
 """How long an end may take of which the reason is there: much longer than it needs, and much less
@@ -169,7 +170,7 @@ def test_others_that_disagree_before_rank_0_has_looked_are_told_of_there_as_well
     (tmp_path / "other").mkdir()
     other = llama(tmp_path / "other" / "model", seed=1)
     with stuck_digests(three.hosts[0]):
-        first = three.start(0, *FLAGS, "--digest", "full", limits=SHORT)
+        first = three.start(0, *FLAGS, "--digest", "full")
         first.until(lambda: PORT in first.host.listening, "port")
         nodes = [
             three.start(number, *FLAGS, "--digest", "full", model=model)
@@ -177,8 +178,30 @@ def test_others_that_disagree_before_rank_0_has_looked_are_told_of_there_as_well
         ]
         for node in nodes:
             assert_ended(node, "checkpoint is 'full", "give all nodes the same model")
-    assert_ended(first, "ranks 1, 2 of nodes 1, 2 did not come", "turned away: checkpoint is 'full")
+        assert_ended(first, "checkpoint is 'full", "give all nodes the same model")
     three.clean()
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_node_without_the_checkpoint_ends_all_in_its_own_words(two, tmp_path, victim):
+    gone = tmp_path / "gone"
+    nodes = [two.start(n, *HALVES, model=gone if n == victim else None) for n in (0, 1)]
+    assert nodes[victim].ended(SOON_S) == NOT_FOUND
+    assert f"{gone}: no such folder: correct the path" in nodes[victim].why
+    told = f"rank {victim} of node {victim} failed: {gone}: no such folder: correct the path"
+    assert_ended(nodes[1 - victim], told)
+    two.clean()
+
+
+def test_nodes_may_call_the_group_differently(two, model):
+    other = model.with_name("copy")
+    other.symlink_to(model)
+    nodes = [two.start(0, *HALVES), two.start(1, *HALVES, model=other)]
+    for node in nodes:
+        node.serving()
+    for node in nodes:
+        assert node.stop() == 143
+    two.clean()
 
 
 def test_a_node_with_another_version_ends_all_and_both_are_told(two):
@@ -201,7 +224,7 @@ def test_a_node_of_another_world_is_turned_away_and_told_of_with_the_missing(two
     first.waits_for("rank 1 of node 1")
     wrong = two.start(1, "--pipeline-parallel-size", "4")
     assert wrong.ended(SOON_S) == DISAGREE, wrong.told
-    told = "of 4 ranks on 2 nodes, rank 0 of 2 on 2: give all nodes the same sizes"
+    told = "of 4 ranks on 2 nodes, rank 0 of 2 ranks on 2 nodes: give all nodes the same sizes"
     assert told in wrong.told
     assert_ended(first, "rank 1 of node 1 did not come", told)
     two.clean()

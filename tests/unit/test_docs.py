@@ -74,6 +74,28 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
+def test_every_row_of_a_table_is_below_a_head() -> None:
+    """What has come loose from its table is shown as a line full of bars."""
+    assert not [f"{page.relative_to(ROOT)}: {row}" for page in PAGES for row in loose_rows(page)]
+
+
+def loose_rows(page: Path) -> list[str]:
+    """The first row of each run of rows that a table's head and rule do not begin."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    tables = re.findall(r"(?:^ *\|.*\n?)+", text, re.MULTILINE)
+    return [
+        table.splitlines()[0]
+        for table in tables
+        if not re.match(r" *\|.*\n *\|[ :|-]+\|$", table, re.MULTILINE)
+    ]
+
+
+def test_a_loose_row_would_be_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("| a | b |\n| --- | :-: |\n| 1 | 2 |\n\n| 3 | 4 |\n| 5 | 6 |\n")
+    assert loose_rows(page) == ["| 3 | 4 |"]
+
+
 def test_a_dead_link_would_be_found(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("# One `two` & three\n[a](#one-two--three) [b](#one) [c](gone.md) [d](x:y)\n")

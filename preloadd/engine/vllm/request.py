@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vllm.config import ModelConfig, VllmConfig
+from vllm.config import ModelConfig, ParallelConfig, VllmConfig
 from vllm.config.load import LoadConfig
 from vllm.distributed import (
     get_dp_group,
@@ -130,6 +130,21 @@ def placement_of(config: VllmConfig) -> Placement:
     )
 
 
+def local_rank(parallel: ParallelConfig, placement: Placement) -> int:
+    """Which of its host's ranks this process is: so are devices of a node counted.
+
+    A replica on several nodes is the only one on each. Of others, vLLM numbers those of one host.
+    """
+    within = placement.pipeline_rank * placement.parallel.tensor + placement.tensor_rank
+    here: int = parallel.local_world_size
+    if parallel.nnodes_within_dp > 1:
+        return within % here
+    replica: int | None = parallel.data_parallel_rank_local
+    if replica is None:
+        replica = parallel.data_parallel_index
+    return (replica or 0) * here + within
+
+
 def take_lease(
     config: VllmConfig, model: ModelConfig, options: Options, role: Role, environ: Mapping[str, str]
 ) -> Attached:
@@ -146,7 +161,7 @@ def take_lease(
         )
     require_unmoved(config, model, options)
     placement = placement_of(config)
-    rank = placement.pipeline_rank * placement.parallel.tensor + placement.tensor_rank
+    rank = local_rank(config.parallel_config, placement)
     place = open_place(where, environ, rank, private=True)
     wish = _Wish(config, model, role, placement, place, environ)
     first, *others = LAYOUTS[where.memory]

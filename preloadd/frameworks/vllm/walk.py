@@ -1,8 +1,8 @@
 """Every tensor of a model by name: parameters, buffers, and those hidden in plain objects.
 
-Engines find under the same name what a loader found. A hidden
-tensor is one that a module keeps in an attribute of its own or in an object beside it (a kernel, an
-attention backend): torch does not know it. Its name is the module's, `::`, and the way from there:
+Engines find under the same name what a loader found. A hidden tensor is one that a module keeps in
+an attribute of its own or in an object beside it (a kernel, an attention backend): torch does not
+know it. Its name is the module's, `::`, and the way from there:
 ``model.layers.0.self_attn.attn::impl.scale``, ``lm_head::tables[2]``.
 
 Out of reach are tensors in callables (a partial, a closure, the object of a method), in sets, in
@@ -32,6 +32,9 @@ HIDDEN = "::"
 _DEPTH = 4
 """Steps from a module to a hidden tensor: an object, a container in it, an object in that, and the
 tensor."""
+
+_METHOD = "quant_method"
+"""The attribute of a layer that holds how it is quantised."""
 
 _LONGEST = 4096
 """Entries of a list or dict that are looked into."""
@@ -112,9 +115,9 @@ def outline(modules: dict[str, nn.Module], tensors: Iterable[Found]) -> str:
 def quant_method(module: nn.Module) -> object | None:
     """How vLLM quantises a layer; None for what is no such layer."""
     # Most modules are none, and to be told so by `getattr` costs an exception.
-    if (method := module.__dict__.get("quant_method")) is not None:
+    if (method := module.__dict__.get(_METHOD)) is not None:
         return cast("object", method)
-    return module._modules.get("quant_method")  # noqa: SLF001
+    return module._modules.get(_METHOD)  # noqa: SLF001
 
 
 def empty_names(modules: dict[str, nn.Module]) -> list[str]:
@@ -153,30 +156,45 @@ _LONG = 256
 
 
 def plain_values(modules: dict[str, nn.Module]) -> dict[str, Plain]:
-    """What attributes of modules, and of vLLM's objects beside them, say that is no tensor, by
+    """What attributes of quantised layers, and of what quantises them, say that is no tensor, by
     names as of hidden tensors. Such numbers are set by processing as well: the size of a layer
     before it was padded. None longer than others can make use of."""
     found: dict[str, Plain] = {}
     seen: set[int] = set()
-
-    def gather(attributes: dict[str, object], path: str, depth: int) -> None:
-        for name, value in attributes.items():
-            if _is_magic(name):
-                continue
-            kind: type = type(value)
-            if kind in _PLAIN_TYPES:
-                if _is_meant_for_others(value):
-                    found[path + name] = cast("Plain", value)
-            elif depth > 1 and id(value) not in seen and _is_looked_into(kind):
-                seen.add(id(value))
-                gather(vars(value), f"{path}{name}.", depth - 1)
-
     for prefix, module in modules.items():
-        if id(module) not in seen:
+        method = quant_method(module)
+        if method is None or id(module) in seen:
+            continue
+        seen.add(id(module))
+        _gather(_own(module), f"{prefix}{HIDDEN}", 1, seen, found)
+        if not isinstance(method, nn.Module):
+            _gather({_METHOD: method}, f"{prefix}{HIDDEN}", _DEPTH, seen, found)
+    for prefix, module in modules.items():
+        if prefix.rpartition(".")[2] == _METHOD and id(module) not in seen:
             seen.add(id(module))
-            own = {name: v for name, v in vars(module).items() if name not in _TORCHS_OWN}
-            gather(own, f"{prefix}{HIDDEN}", _DEPTH)
+            _gather(_own(module), f"{prefix}{HIDDEN}", _DEPTH, seen, found)
     return found
+
+
+def _gather(
+    attributes: dict[str, object], path: str, depth: int, seen: set[int], found: dict[str, Plain]
+) -> None:
+    """Add plain values among `attributes`, and of objects among them as deep as that."""
+    for name, value in attributes.items():
+        kind: type = type(value)
+        if _is_magic(name):
+            continue
+        if kind in _PLAIN_TYPES:
+            if _is_meant_for_others(value):
+                found[path + name] = cast("Plain", value)
+        elif depth > 1 and id(value) not in seen and _is_looked_into(kind):
+            seen.add(id(value))
+            _gather(vars(value), f"{path}{name}.", depth - 1, seen, found)
+
+
+def _own(module: nn.Module) -> dict[str, object]:
+    """Attributes that are not torch's."""
+    return {name: value for name, value in vars(module).items() if name not in _TORCHS_OWN}
 
 
 def _is_meant_for_others(value: object) -> bool:

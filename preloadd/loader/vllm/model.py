@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -95,14 +96,17 @@ def _hold_to(loader: BaseModelLoader, shards: frozenset[Path]) -> None:
         read = own.iterate_over_files
         own.iterate_over_files = lambda paths: read(_own_of(paths, shards))
     elif (pick := getattr(loader, "_prepare_weights", None)) is not None:
-        held = lambda *args, **named: _picked(pick(*args, **named), shards)  # noqa: E731
-        own._prepare_weights = held  # noqa: SLF001
+        own._prepare_weights = partial(_held, pick, shards)  # noqa: SLF001
     else:
         raise UnsupportedModel(
             f"{type(loader).__name__} of vLLM does not tell which files it reads, so that they "
             "cannot be compared with those by which the checkpoint is identified: give another "
             "load-format"
         )
+
+
+def _held(pick: Callable[..., Any], shards: frozenset[Path], *args: Any, **named: Any) -> Any:  # noqa: ANN401
+    return _picked(pick(*args, **named), shards)
 
 
 def _picked(picked: Any, shards: frozenset[Path]) -> Any:  # noqa: ANN401 - as vLLM has it

@@ -106,10 +106,17 @@ def _meant(text: str, settings: RankSettings) -> tuple[Source, dict[str, Any]]:
     own = Source(model.path, model.name, model.revision)
     found = [(one, _config(one)) for one in (own, model.partner) if one is not None]
     for one, config in found:
-        named = [one.path, *filter(None, [config.get("model_type")])]
-        if any(name in text for name in [*named, *config.get("architectures", ())]):
+        architectures = config.get("architectures")
+        named = [one.path, config.get("model_type")]
+        named += architectures if isinstance(architectures, list) else []
+        if any(isinstance(name, str) and name and _speaks_of(text, name) for name in named):
             return one, config
     return found[0]
+
+
+def _speaks_of(text: str, name: str) -> bool:
+    """Whether a text has this name as a whole: a path may begin with that of another model."""
+    return re.search(rf"(?<![\w/.-]){re.escape(name)}(?![\w/-])", text) is not None
 
 
 def _config(source: Source) -> dict[str, Any]:

@@ -25,6 +25,8 @@ from vllm.model_executor.models import registry
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine.utils import get_physical_gpu_ids_for_local_dp_rank
 
+from preloadd.engine.vllm.request import local_rank, placement_of
+
 STRATEGIES = ("linear", "round_robin")
 
 
@@ -129,7 +131,7 @@ def _engines(config: VllmConfig, experts: int, layers: int) -> Iterator[dict[str
     told = config.parallel_config
     gpus = list(range(told.world_size_across_dp))
     for replica in range(told.data_parallel_size_local):
-        own = _of_replica(told, told.data_parallel_rank + replica, moe=config.model_config.is_moe)
+        own = _of_replica(told, replica, moe=config.model_config.is_moe)
         found = get_physical_gpu_ids_for_local_dp_rank(
             "", replica, told.world_size, told.local_world_size, user_assigned_gpu_ids=gpus
         )
@@ -141,11 +143,14 @@ def _engines(config: VllmConfig, experts: int, layers: int) -> Iterator[dict[str
             yield {"local": gpu, **_worker(seen, before + number, experts, layers)}
 
 
-def _of_replica(told: ParallelConfig, number: int, *, moe: bool) -> ParallelConfig:
-    """What the engine of one replica is told, as `run_engine_core` decides it."""
+def _of_replica(told: ParallelConfig, local: int, *, moe: bool) -> ParallelConfig:
+    """What the engine of one replica of this node is told, as `run_engine_core` decides it."""
     own = copy.deepcopy(told)
+    own.data_parallel_index = told.data_parallel_rank + local
+    if own.data_parallel_size > 1:
+        own.data_parallel_rank_local = local
     if own.data_parallel_size > 1 and moe:
-        own.data_parallel_rank = number
+        own.data_parallel_rank = own.data_parallel_index
     else:
         own.reconfigure_for_independent_dp_rank()
     return own
@@ -168,6 +173,7 @@ def _worker(config: VllmConfig, rank: int, experts: int, layers: int) -> dict[st
         "data": [data.world_size, data.rank_in_group],
         "pipeline": [stage.world_size, stage.rank_in_group],
         "tensor": [tensor.world_size, tensor.rank_in_group],
+        "host device": local_rank(parallel, placement_of(config)),
         "expert": [dealt.ep_size, dealt.ep_rank],
         "experts": {how: _experts(dealt, experts, how) for how in STRATEGIES},
         "layers": get_pp_indices(layers, stage.rank_in_group, stage.world_size),

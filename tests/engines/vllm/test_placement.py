@@ -107,6 +107,7 @@ def test_engines_look_for_what_is_there(vllm, row):
                 "data": [sizes.data, seen.data_rank],
                 "pipeline": [sizes.pipeline, seen.pipeline_rank],
                 "tensor": [sizes.tensor, seen.tensor_rank],
+                "host device": local,
                 "expert": [seen.expert_size, seen.expert_rank],
                 "experts": {how.value: dealt(seen, how) for how in ExpertPlacement},
                 "layers": [layers_of(seen, LAYERS).start, layers_of(seen, LAYERS).stop],

@@ -1,18 +1,18 @@
-"""What tests change in processes of preloadd, by their environment: limits, and the version."""
+"""What tests change in processes of preloadd, by their environment: how long they may take to end,
+and the version."""
 
 import os
 
-_LIMITS = os.environ.get("TESTS_DEADLINES", "")
+_STOP_S = os.environ.get("TESTS_STOP_S", "")
 _VERSION = os.environ.get("TESTS_VERSION", "")
 
-if _LIMITS:
+if _STOP_S:
     from dataclasses import fields
 
     from preloadd.domain.settings import Deadlines
 
-    _given = {name: float(value) for name, _, value in (w.partition("=") for w in _LIMITS.split())}
     Deadlines.__init__.__defaults__ = tuple(
-        _given.get(field.name, field.default) for field in fields(Deadlines)
+        float(_STOP_S) if field.name == "stop" else field.default for field in fields(Deadlines)
     )
 
 if _VERSION:

@@ -176,6 +176,13 @@ def test_numbers_in_the_environment_are_numbers(text):
     assert list(environment({"PRELOADD_SUPERVISOR_PORT": text})) == [(("supervisor", "port"), 80)]
 
 
+def test_lists_in_the_environment_are_written_as_in_files(write):
+    told = {"PRELOADD_SUPERVISOR_PEERS": '["node-1:9470", "[::1]:9470"]'}
+    assert load(write(), told).supervisor.peers == ("node-1:9470", "[::1]:9470")
+    (wrong,) = faults(write(), {"PRELOADD_SUPERVISOR_PEERS": "node-1:9470"})
+    assert wrong.startswith("PRELOADD_SUPERVISOR_PEERS: supervisor.peers: must be a list in [ ]")
+
+
 def test_text_in_the_environment_is_text_and_nothing_is_nothing():
     assert list(environment({"PRELOADD_SOCKET_DIR": "1", "PRELOADD_LOG_LEVEL": ""})) == [
         (("socket_dir",), "1")

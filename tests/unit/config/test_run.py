@@ -9,6 +9,7 @@ from preloadd.domain.ids import DeviceId
 from preloadd.domain.launch import flag
 from preloadd.domain.placement import ExpertPlacement
 from preloadd.domain.settings import (
+    Deadlines,
     Digest,
     Layout,
     Memory,
@@ -321,6 +322,17 @@ def test_ranks_are_those_of_this_node():
     assert second[1].rendezvous == Rendezvous(
         address="10.0.0.1", port=29600, rank=3, world=4, node=1, nodes=2
     )
+
+
+def test_deadlines_of_meetings_can_be_given_and_are_the_usual_ones_otherwise():
+    assert {rank.deadlines for rank in settings(tensor_parallel_size="2")} == {Deadlines()}
+    (rank,) = settings(rendezvous_timeout="90.5", peer_silence_timeout="3")
+    assert rank.deadlines == Deadlines(rendezvous=90.5, peer_silence=3.0)
+    told = faults(model="m", rendezvous_timeout="0", peer_silence_timeout="inf")
+    assert [line.partition(":")[0] for line in told] == [
+        "--rendezvous-timeout",
+        "--peer-silence-timeout",
+    ]
 
 
 def test_replicas_that_are_here_begin_where_it_is_said():

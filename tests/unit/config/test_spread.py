@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from preloadd.config.spread import Spread, rendezvous, spread_faults
@@ -6,7 +8,7 @@ from preloadd.domain.launch import Launch
 from preloadd.domain.nodes import plan_node
 from preloadd.domain.placement import Parallel
 from preloadd.domain.settings import Rendezvous
-from tests.placements import ROWS, launch_of
+from tests.placements import GROUPS, ROWS, launch_of
 
 
 def test_every_field_of_a_launch_can_be_said():
@@ -37,7 +39,7 @@ def test_every_field_of_a_launch_can_be_said():
 
 @pytest.mark.parametrize("row", ROWS, ids=str)
 def test_ranks_of_a_role_have_each_a_place_of_their_own(row):
-    """Every rank's number is told by its node alone; together they have to be all numbers."""
+    """Every rank's number is told by its node alone."""
     launch = launch_of(row.flags, drafts=row.drafts)
     assert not [fault for fault in spread_faults(launch) if fault.setting != "devices"]
     node = plan_node(launch)
@@ -57,6 +59,62 @@ def test_ranks_of_a_role_have_each_a_place_of_their_own(row):
                 port=port,
                 rank=place.rank if role is Role.TARGET else drafting,
                 world=node.parallel.world if role is Role.TARGET else size,
-                node=node.number,
-                nodes=node.count,
+                node=node.number if node.counted else 0,
+                nodes=node.count if node.counted else 0,
             )
+
+
+@pytest.mark.parametrize("role", Role)
+@pytest.mark.parametrize("group", GROUPS, ids=lambda group: group.name)
+def test_no_two_nodes_of_a_group_number_ranks_alike(group, role):
+    nodes = [plan_node(launch_of(row.flags, drafts=group.drafts)) for row in group.rows()]
+    places = [
+        place
+        for node in nodes
+        for one in node.instances
+        if one.role is role and (place := rendezvous(node, one)) is not None
+    ]
+    numbers = [place.rank for place in places]
+    assert len(set(numbers)) == len(numbers)
+    assert all(number < place.world for number, place in zip(numbers, places, strict=True))
+    if sum(len(node.ranks) for node in nodes) == nodes[0].parallel.world and places:
+        assert sorted(numbers) == [*range(places[0].world)]
+
+
+def test_nodes_that_are_told_by_replicas_claim_no_number_of_nodes():
+    """One with two of three replicas would take itself for one of two, the other for one of
+    three."""
+    told = Launch(
+        parallel=Parallel(data=3),
+        data_parallel_size_local=2,
+        data_parallel_start_rank=0,
+        devices=("CPU-0", "CPU-1"),
+        data_parallel_address="10.0.0.1",
+        weight_cache_master_port=29600,
+    )
+    other = replace(told, data_parallel_size_local=1, data_parallel_start_rank=2)
+    met = [
+        rendezvous(node, one)
+        for node in map(plan_node, (told, other))
+        for one in node.instances[: len(node.ranks)]
+    ]
+    assert [(place.rank, place.node, place.nodes) for place in met if place] == [
+        *((0, 0, 0), (1, 0, 0), (2, 0, 0))
+    ]
+
+
+def test_a_draft_whose_ranks_are_all_on_one_node_meets_nobody():
+    """Its target meets those of the first node all the same."""
+    told = Launch(
+        parallel=Parallel(tensor=2, pipeline=2),
+        nnodes=2,
+        node_rank=1,
+        devices=("CPU-0", "CPU-1"),
+        drafts=True,
+        master_addr="10.0.0.1",
+        weight_cache_master_port=29600,
+    )
+    assert not spread_faults(told)
+    node = plan_node(told)
+    met = {str(one): rendezvous(node, one) is not None for one in node.instances}
+    assert met == {"CPU-0": True, "CPU-1": True, "CPU-0.draft": False, "CPU-1.draft": False}

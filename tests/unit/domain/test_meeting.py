@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from preloadd.domain.launch import Launch
-from preloadd.domain.meeting import Meeting, is_one_host, meeting_faults, meeting_of
+from preloadd.domain.meeting import Meeting, is_address, is_one_host, meeting_faults, meeting_of
 from preloadd.domain.placement import Parallel
 
 ALONE = Launch(parallel=Parallel(tensor=2))
@@ -32,6 +32,28 @@ def test_one_host(address):
 )
 def test_another_host(address):
     assert not is_one_host(address)
+    assert is_address(address)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("10.0.0.1:29600", "[fd00::1]:29600", "http://10.0.0.1", "10.0.0.1/24", "10.0.0.256"),
+        *("10.0.0.1,10.0.0.2", "node 0", " ", "node\0", "-node", "a..b", "a" * 64, "\u2028"),
+        *("0x7f000001", "2130706433", "255.255.255.255", "224.0.0.1", "ff02::1", "é" * 64),
+    ],
+)
+def test_what_is_no_address_is_refused_with_it(address):
+    assert not is_address(address)
+    launch = replace(ALONE, nnodes=2, master_addr=address, weight_cache_master_port=29600)
+    (fault,) = meeting_faults(launch, range(1))
+    assert fault.setting == "master_addr"
+    assert f"{address!r} is no host's name or address: give the first node's" in fault.text
+
+
+@pytest.mark.parametrize("address", ["node0.", "node_0", "7up", "é.example", "a.0x.b", "1.a"])
+def test_names_of_hosts_are_as_they_may_be(address):
+    assert is_address(address)
 
 
 @pytest.mark.parametrize(

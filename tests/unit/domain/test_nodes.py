@@ -22,6 +22,14 @@ TWO_NODES = Launch(
 )
 
 
+SOME_OF_THE_NODES = {
+    "the same, dealt one by one",
+    "DP 16 x EP on 4 x 4 with a draft",
+    "TP 8 x DP 2 on 4 x 4 with a draft",
+}
+"""Groups of which the table has not every node."""
+
+
 def devices(*numbers: int) -> tuple[DeviceId, ...]:
     return tuple(DeviceId(f"CPU-{number}") for number in numbers)
 
@@ -61,7 +69,7 @@ def test_what_cannot_be_is_refused_with_every_reason(refusal):
 
 @pytest.mark.parametrize(
     "group",
-    [g for g in GROUPS if len(g.nodes) == int(next(g.rows()).node[2:])],
+    [g for g in GROUPS if g.name not in SOME_OF_THE_NODES],
     ids=lambda g: g.name,
 )
 def test_the_nodes_of_a_group_launch_each_of_its_ranks_once(group):

@@ -297,6 +297,18 @@ def test_a_node_launches_its_own_ranks_and_says_where_all_meet(stage, drive):
     assert told["peers"] == ["CPU-0"]
 
 
+def test_a_model_that_is_missing_on_one_of_several_nodes_is_for_its_ranks_to_tell(stage, drive):
+    stage.script("CPU-0", [SERVE])
+    meeting = {"master_addr": "10.0.0.1", "weight_cache_master_port": "29600"}
+    sizes = {"tensor_parallel_size": "2", "nnodes": "2", "node_rank": "1"}
+    with drive(model="/nonexistent", **sizes, **meeting) as launcher:
+        launcher.wait_for("engines connect")
+        launcher.process.terminate()
+        assert launcher.end() == 143
+    (life,) = stage.lives("CPU-0")
+    assert json.loads(life["given"]["settings"][0])["model"]["path"] == "/nonexistent"
+
+
 def test_nothing_starts_where_a_node_is_told_what_cannot_be(stage, drive):
     stage.script("CPU-0", [SERVE])
     with drive(tensor_parallel_size="4", nnodes="3", node_rank="0") as launcher:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import uuid
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -64,6 +65,17 @@ def test_what_is_wrong_is_reported_and_becomes_its_status(ends, loader, settings
     (failed,) = [report for report in rank.heard() if isinstance(report, m.Failed)]
     assert (failed.code, SHARDS[1] in failed.detail) == ("checkpoint", True)
     assert child.wait(10) == 65
+
+
+def test_a_model_that_is_not_there_is_told_as_the_user_named_it(ends, loader, settings, tmp_path):
+    rank, _ = ends
+    model = replace(settings.model, path="org/none", name="org/none")
+    child = loader(f"export HF_HUB_CACHE={tmp_path};")
+    rank.order(replace(settings, model=model))
+    (failed,) = [report for report in rank.heard() if isinstance(report, m.Failed)]
+    told = "org/none, revision main, is neither a local folder nor in the Hugging Face cache"
+    assert (failed.code, f"{told} {tmp_path}" in failed.detail) == ("not-found", True)
+    assert child.wait(10) == 66
 
 
 def test_an_order_that_is_none_is_refused(ends, loader):

@@ -37,7 +37,7 @@ class Table:
     """A convener with ranks whose connections have their numbers; `said` is the last each heard."""
 
     def __init__(self) -> None:
-        self.convener = Convener(at(0), "llama", patience=PATIENCE, silence=SILENCE)
+        self.convener = Convener(at(0), patience=PATIENCE, silence=SILENCE)
         self.said: dict[int, list[r.FromConvener]] = {}
         self.closed: set[int] = set()
 
@@ -94,11 +94,70 @@ def test_other_claims_end_it_for_all_and_name_both(table):
     assert table.convener.phase is Phase.GATHERING
 
 
+def comes(rank: int) -> r.Join:
+    """What a rank says before it knows what it would load."""
+    return join(rank, identifying=True, key={})
+
+
+def test_who_is_still_identifying_is_there_but_nobody_is_let_go_before_it_claims(table):
+    table.says(OWN, comes(0)).says(3, comes(3)).joins(1, 2)
+    assert table.convener.missing == (0, 3)
+    assert not table.convener.absent
+    table.joins(0)
+    assert table.last(1) == table.last(2) == r.Beat(missing=(3,))
+    table.joins(3)
+    assert [table.last(n) for n in range(WORLD)] == [r.Agreed()] * WORLD
+
+
+@pytest.mark.parametrize("victim", [0, 3])
+def test_a_rank_that_fails_or_is_lost_before_it_claims_is_told_to_all_that_came(table, victim):
+    table.says(OWN, comes(0)).says(3, comes(3)).joins(1).says(2, comes(2))
+    table.says(victim, r.Failed(why="/srv/m: no such folder"))
+    told = f"rank {victim} of node {victim * NODES // WORLD} failed: /srv/m: no such folder"
+    assert {table.why(n) for n in range(WORLD) if n != victim} == {told}
+    other = Table().says(OWN, comes(0)).says(3, comes(3))
+    other.take(other.convener.gone(3, "hung up"))
+    assert "rank 3 of node 1 was lost while gathering: it hung up" in other.why(OWN)
+
+
+def test_a_rank_0_that_still_identifies_hears_of_others_that_disagree(table):
+    table.says(OWN, comes(0)).joins(1, 2).joins(3, checkpoint="full:11")
+    assert "checkpoint is 'full:11' for rank 3 of node 1" in table.why(OWN)
+
+
+def test_who_still_identifies_at_the_deadline_is_told_to_be_there(table):
+    table.joins(0, 1).says(2, comes(2), 55.0).says(1, r.Beat(), 55.0)
+    table.take(table.convener.tick(PATIENCE))
+    assert "rank 2 of node 1 is there, but still identifies its files" in table.why(0)
+
+
+def test_whoever_comes_while_others_load_or_serve_ends_nothing_by_its_failure(table):
+    table.joins(0, 1, 2, 3).says(1, r.Done()).take(table.convener.gone(1, "hung up"))
+    table.says(11, comes(1)).says(11, r.Failed(why="no"))
+    assert table.last(2) == r.Agreed()
+    table.says(OWN, r.Done()).says(12, comes(1))
+    table.take(table.convener.gone(12, "hung up"))
+    assert table.last(2) == r.Agreed(free=True)
+
+
+def test_who_still_identifies_when_rank_0_adopts_is_free_and_compared_later(table):
+    opened(table.says(2, comes(2)))
+    table.says(2, join(2, checkpoint="full:11"))
+    assert "full:11" in table.why(2)
+
+
+def test_a_group_may_be_called_differently_and_is_told_so_where_more_is_different(table):
+    table.joins(0, 1, 2).joins(3, group="a copy")
+    assert table.last(3) == r.Agreed()
+    other = Table().joins(0, 1, 2).joins(3, group="mistral", checkpoint="full:11")
+    assert "rank 3 of node 1 is of group mistral, rank 0 of node 0 of llama" in other.why(1)
+    assert "of group" not in Table().joins(0).joins(3, checkpoint="full:11").why(0)
+
+
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"group": "mistral"}, "this is group llama, not mistral"),
-        ({"world": 8}, "of 8 ranks on 2 nodes, rank 0 of 4 on 2"),
+        ({"world": 8}, "of 8 ranks on 2 nodes, rank 0 of 4 ranks on 2 nodes"),
         ({"nodes": 3}, "of 4 ranks on 3 nodes"),
         ({"rank": 4}, "there is no rank 4 of node 0"),
         ({"node": 2}, "there is no rank 1 of node 2"),
@@ -110,6 +169,18 @@ def test_who_does_not_belong_here_is_told_alone(table, changes, told):
     assert told in table.why(9)
     table.joins(1, 3)
     assert [table.last(n) for n in range(WORLD)] == [r.Agreed()] * WORLD
+
+
+@pytest.mark.parametrize("here", [0, NODES])
+def test_who_does_not_know_how_many_nodes_are_belongs_here_all_the_same(here):
+    table = Table()
+    table.convener = Convener(at(0, nodes=here), patience=PATIENCE, silence=SILENCE)
+    table.joins(0, 1).says(9, join(7, world=8, node=0, nodes=0))
+    assert "rank 7 is of 8 ranks, rank 0 of 4 ranks" in table.why(9)
+    table.joins(2, 3, node=0, nodes=0)
+    assert table.last(0) == r.Agreed()
+    table.take(table.convener.gone(3, "hung up"))
+    assert "rank 3 was lost while loading" in table.why(0)
 
 
 def test_a_number_that_is_taken_is_told_to_the_newcomer_alone(table):
@@ -157,7 +228,7 @@ def test_losses_after_done_do_not_matter(table):
 
 def test_a_failed_load_is_told_in_its_own_words(table):
     table.joins(0, 1, 2, 3).says(3, r.Failed(why="a.safetensors is empty"))
-    assert table.why(0) == "rank 3 of node 1: a.safetensors is empty"
+    assert table.why(0) == "rank 3 of node 1 failed: a.safetensors is empty"
 
 
 def test_silence_is_a_loss(table):
@@ -320,6 +391,49 @@ def test_a_member_that_serves_stays_so_whatever_happens_and_says_so_again(member
     assert (member.stage, member.why) == (Stage.SERVING, "")
 
 
+def test_a_member_says_that_it_is_there_and_then_what_it_claims(member):
+    member.claim(comes(2), 0.0)
+    assert member.wants_connection
+    assert member.joined(1.0) == [comes(2)]
+    member.tick(SILENCE / 2)
+    member.received(r.Beat(), SILENCE)
+    member.tick(1.5 * SILENCE)
+    assert member.stage is Stage.IDENTIFYING
+    assert member.claim(join(2), 1.5 * SILENCE) == [join(2)]
+    assert member.stage is Stage.GATHERING
+
+
+def test_no_deadline_is_running_while_a_member_identifies(member):
+    member.claim(comes(2), 0.0)
+    assert member.tick(2 * PATIENCE) == []
+    assert member.stage is Stage.IDENTIFYING
+
+
+def test_a_member_that_fails_while_it_identifies_says_so(member):
+    member.claim(comes(2), 0.0)
+    member.joined(0.0)
+    assert member.failed("no such folder") == [r.Failed(why="no such folder")]
+    assert member.done() == []
+    assert member.stage is Stage.ENDED
+
+
+@pytest.mark.parametrize("free", [False, True])
+def test_a_member_that_identifies_depends_on_rank_0_unless_that_serves(member, free):
+    member.claim(comes(2), 0.0)
+    member.joined(0.0)
+    member.received(r.Beat(free=free), 0.0)
+    member.lost("hung up")
+    assert member.why == ("" if free else "rank 0 was lost while identifying: it hung up")
+    assert member.wants_connection == free
+
+
+def test_a_member_that_identifies_ends_with_the_others(member):
+    member.claim(comes(2), 0.0)
+    member.joined(0.0)
+    member.received(r.Ended(why="rank 1 failed"), 0.0)
+    assert (member.stage, member.why) == (Stage.ENDED, "rank 1 failed")
+
+
 @pytest.mark.parametrize("agreed", [False, True])
 def test_a_member_that_loses_rank_0_ends(member, agreed):
     member.claim(join(2), 0.0)
@@ -410,6 +524,7 @@ def test_a_member_that_ended_may_try_again(member):
 
 def test_missing_ranks_are_named_with_their_nodes():
     assert missing_named((3, 5), at(0, world=6, nodes=3)) == "ranks 3, 5 of nodes 1, 2"
+    assert missing_named((3, 5), at(0, world=6, nodes=0)) == "ranks 3, 5"
 
 
 # -- any order of events --
@@ -421,7 +536,7 @@ class Group(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
-        self.convener = Convener(at(0, 3, 3), "llama", patience=PATIENCE, silence=SILENCE)
+        self.convener = Convener(at(0, 3, 3), patience=PATIENCE, silence=SILENCE)
         self.members = [self._fresh(rank) for rank in range(3)]
         self.sources = [OWN, 0, 0]
         self.numbers = OWN
@@ -459,10 +574,17 @@ class Group(RuleBasedStateMachine):
             elif self.sources[rank] in self.up:
                 self.up[self.sources[rank]].append(message)
 
+    @rule(rank=st.integers(0, 2))
+    def come(self, rank: int) -> None:
+        member = self.members[rank]
+        if member.stage in (Stage.IDLE, Stage.ENDED):
+            made = join(rank, world=3, node=rank, nodes=3, identifying=True, key={})
+            self._say(rank, member.claim(made, self.now))
+
     @rule(rank=st.integers(0, 2), other=st.booleans(), serving=st.booleans())
     def claim(self, rank: int, other: bool, serving: bool) -> None:
         member = self.members[rank]
-        if member.stage not in (Stage.IDLE, Stage.ENDED):
+        if member.stage not in (Stage.IDLE, Stage.IDENTIFYING, Stage.ENDED):
             return
         made = join(
             rank, checkpoint="b" if other else "a", world=3, node=rank, nodes=3, serving=serving
@@ -517,7 +639,7 @@ class Group(RuleBasedStateMachine):
 
     @rule(rank=st.integers(0, 2))
     def fail(self, rank: int) -> None:
-        if self.members[rank].stage is Stage.LOADING:
+        if self.members[rank].stage in (Stage.IDENTIFYING, Stage.LOADING):
             self._say(rank, self.members[rank].failed("it broke"))
 
     @rule(rank=st.integers(1, 2))
@@ -539,6 +661,12 @@ class Group(RuleBasedStateMachine):
     @rule()
     def whoever_is_let_go_is_let_go_with_all(self) -> None:
         assert all(OWN in batch or len(batch) == 1 for batch in self.agreed)
+
+    @invariant()
+    def nobody_is_let_go_by_what_it_has_not_claimed(self) -> None:
+        for member in self.members:
+            if member.stage in (Stage.LOADING, Stage.SERVING):
+                assert not member._join.identifying
 
     @invariant()
     def nobody_gathers_past_its_deadline(self) -> None:
@@ -563,6 +691,7 @@ MESSAGES = st.one_of(
         st.integers(0, WORLD),
         checkpoint=st.sampled_from(["a", "b"]),
         serving=st.booleans(),
+        identifying=st.booleans(),
         group=st.sampled_from(["llama", "mistral"]),
     ),
     st.sampled_from([r.Beat(), r.Done(), r.Failed(why="x")]),

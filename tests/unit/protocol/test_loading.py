@@ -15,8 +15,8 @@ PROGRESS = Progress(phase="weights", done=1, total=2)
 FAILED = Failed(code="checkpoint", detail="a.safetensors is empty")
 
 
-def after(*reports: tuple) -> LoadReceiver[str]:
-    receiver = LoadReceiver[str]()
+def after(*reports: tuple, meets: bool = False) -> LoadReceiver[str]:
+    receiver = LoadReceiver[str](meets=meets)
     for report, *handles in reports:
         assert receiver.receive(codec.encode(report), handles) == report
     return receiver
@@ -56,12 +56,13 @@ def test_as_many_chunks_as_are_allowed_are_collected():
 
 def test_what_is_loaded_is_identified_once_and_before_all_chunks():
     identified = Identified(key={"dtype": "float16"})
-    receiver = after((PROGRESS,), (identified,), chunk(0))
+    receiver = LoadReceiver[str](meets=True)
+    receiver.receive(codec.encode(identified))
     with pytest.raises(ProtocolViolation, match="identified: it comes once, before all chunks"):
         receiver.receive(codec.encode(identified))
     assert receiver.phase is LoadPhase.FAILED
-    with pytest.raises(ProtocolViolation, match="once"):
-        after((identified,), (identified,))
+    with pytest.raises(ProtocolViolation, match="identified: nobody waits for it"):
+        after((PROGRESS,), (identified,))
 
 
 def test_where_ranks_meet_first_nothing_is_filled_before_that():
@@ -175,7 +176,7 @@ def test_a_report_is_accepted_whole_and_with_its_handles_or_not_at_all(report):
     right = 1 if isinstance(report, (ChunkFilled, ManifestWritten)) else 0
     for length in range(len(packet) + 1):
         for count in range(4):
-            receiver = after(*before)
+            receiver = after(*before, meets=isinstance(report, Identified))
             handles = [f"handle {index}" for index in range(count)]
             if (length, count) == (len(packet), right):
                 receiver.receive(packet, handles)

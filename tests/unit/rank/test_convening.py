@@ -3,7 +3,7 @@
 import errno
 import logging
 import socket
-from contextlib import asynccontextmanager, closing
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import replace
 
 import anyio
@@ -53,7 +53,7 @@ class Own:
 @asynccontextmanager
 async def serving(place, own=None):
     own = own or Own()
-    convener = Convener(place, "tests", patience=30.0, silence=5.0)
+    convener = Convener(place, patience=30.0, silence=5.0)
     hall = Hall(convener, place, own.heard.append)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(hall.serve)
@@ -108,9 +108,9 @@ async def test_all_that_come_are_let_go(place):
 
 async def test_who_is_turned_away_reads_why_and_then_the_end(place):
     async with serving(place) as hall, visiting(place) as guest:
-        guest.say(join(1, group="others"), r.Beat())
+        guest.say(join(1, world=3), r.Beat())
         ended = await guest.hear()
-        assert "this is group tests, not others" in ended.why
+        assert "give all nodes the same sizes" in ended.why
         assert await guest.hear() is None
         guest.wire.close()
         await hall.farewell()
@@ -183,8 +183,8 @@ async def test_no_more_are_let_in_than_could_be_needed(place, caplog):
                 while len(left) < 10:  # noqa: ASYNC110
                     await anyio.sleep(0.005)
             tasks.cancel_scope.cancel()
-        assert [line for line in caplog.messages if "turned away" in line] == [
-            "20 connections are open: more are turned away"
+        assert [line for line in caplog.messages if "are open" in line] == [
+            "20 connections are open: who says nothing makes room for more"
         ]
         with anyio.fail_after(5):
             while hall._guests:  # noqa: ASYNC110
@@ -192,6 +192,19 @@ async def test_no_more_are_let_in_than_could_be_needed(place, caplog):
         async with visiting(place) as guest:
             guest.say(join(1))
             assert await guest.hear() == r.Beat(missing=(0,))
+
+
+async def test_a_rank_gets_in_however_many_strangers_say_nothing(place):
+    async with serving(place), AsyncExitStack() as visits:
+        for _ in range(30):
+            await visits.enter_async_context(visiting(place))
+        good = await visits.enter_async_context(visiting(place))
+        good.say(join(1))
+        assert await good.hear() == r.Beat(missing=(0,))
+        for _ in range(30):
+            await visits.enter_async_context(visiting(place))
+        good.say(r.Failed(why="still here"))
+        assert isinstance(await good.hear(), r.Ended)
 
 
 async def test_a_port_that_is_taken_is_told_once_and_tried_again(place, caplog, monkeypatch):
@@ -228,3 +241,5 @@ def test_what_is_wrong_with_a_port_is_said(place, number, told):
     text = no_port(place, OSError(number, "no leave"))
     assert f"{HERE}:{place.port}" in text
     assert told in text
+    other = replace(place, address="fd00::1", port=29600)
+    assert "meet at [fd00::1]:29600: " in no_port(other, OSError(number, "no leave"))

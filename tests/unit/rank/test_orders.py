@@ -132,6 +132,22 @@ def test_missing_model_is_told(folder):
         orders(["CPU-0"], [], environ(folder))
 
 
+def test_a_rank_of_several_nodes_is_started_without_its_model_and_finds_it_later(folder):
+    """The others are to hear from it that there is none."""
+    group(
+        folder,
+        "[parallel]\ntensor_parallel_size = 2\nnnodes = 2\nnode_rank = 1\n"
+        'master_addr = "10.0.0.1"\nweight_cache_master_port = 29600\n',
+    )
+    model = folder / "model"
+    aside = model.rename(folder / "aside")
+    before = lived(folder)
+    assert (before.settings.model.path, before.settings.rendezvous.rank) == (str(model), 1)
+    assert lived(folder) == before
+    aside.rename(model)
+    assert orders(["CPU-0"], [], environ(folder)).settings == before.settings
+
+
 @pytest.mark.parametrize("broken", ["= =", "gpus = 1", 'gpus = ["CPU-0"]\nmodelz = 1'])
 def test_rank_that_comes_back_goes_on_while_its_file_is_broken(folder, broken, caplog):
     before = lived(folder)

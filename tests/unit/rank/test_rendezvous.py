@@ -143,12 +143,49 @@ async def test_a_load_that_fails_is_told_to_others_and_keeps_its_own_error(prese
             loads[victim] = broken
             held = [Held(tasks, *each) for each in zip(ranks, loads, strict=True)]
             assert (
-                f"rank {victim} of node {victim}: the disk is on fire"
+                f"rank {victim} of node {victim} failed: the disk is on fire"
                 in await held[1 - victim].why()
             )
             await held[victim].over.wait()
             assert str(held[victim].error) == "the disk is on fire"
         ranks = [presence(0), presence(1)]
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("late", [0, 1])
+async def test_a_load_that_fails_before_it_claims_is_told_to_who_came_or_comes_soon(
+    presence, victim, late
+):
+    """Its own side waits a moment for those that are started a little later."""
+
+    async def broken(_agree):
+        raise LoaderFailed("/srv/m: no such folder", 66)
+
+    ranks, loads = [presence(0), presence(1)], [Load(0), Load(1)]
+    loads[victim] = broken
+    held = [None, None]
+    async with anyio.create_task_group() as tasks:
+        for number in (1 - late, late):
+            tasks.start_soon(ranks[number].work)
+            held[number] = Held(tasks, ranks[number], loads[number])
+            await anyio.sleep(0.2)
+        told = f"rank {victim} of node {victim} failed: /srv/m: no such folder"
+        assert told in await held[1 - victim].why()
+        with anyio.fail_after(5):
+            await held[victim].over.wait()
+        assert str(held[victim].error) == "/srv/m: no such folder"
+        tasks.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+async def test_a_load_that_fails_alone_does_not_wait_for_long(presence, monkeypatch, rank):
+    async def broken(_agree):
+        raise LoaderFailed("no", 1)
+
+    monkeypatch.setattr(rendezvous, "_LINGER_S", 0.2)
+    async with working(alone := presence(rank)):
+        with anyio.fail_after(2), pytest.raises(LoaderFailed, match="no"):
+            await alone.hold(broken)
 
 
 async def test_the_missing_are_named_when_time_is_up(presence):

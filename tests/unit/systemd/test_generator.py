@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from preloadd.config import group as config
 from preloadd.config.engine import members_of
 from preloadd.config.files import Document
+from preloadd.config.spread import Spread
 from preloadd.domain.ids import Instance, device_id
 from preloadd.domain.vllm import DRAFT_METHODS
 from preloadd.errors import ConfigError
@@ -149,7 +150,7 @@ def test_members_are_those_of_this_node(arguments) -> None:
 )
 def test_ranks_that_meet_others_wait_for_the_network(parallel, spans) -> None:
     group = generator.parse(GOOD | {"parallel": parallel})
-    assert group.spans is spans
+    assert group.spans is Spread(**parallel).launch().spans is spans
     written = dict(generator.group_dropins(group))["preloadd@CPU-0.service"]
     assert ("After=network-online.target" in written) is spans
     assert ("Wants=network-online.target" in written) is spans

@@ -1,6 +1,6 @@
 import errno
 import socket
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 
 import anyio
 import pytest
@@ -65,6 +65,48 @@ async def test_a_taken_port_is_an_error_and_a_left_one_is_none(free):
     assert caught.value.errno == errno.EADDRINUSE
     (again,) = await tcp.listen(HERE, free)
     again.close()
+
+
+def meaning(*hosts: str):
+    """A resolver that knows one name, for all of these."""
+
+    async def resolve(_: str, port: int, **more):
+        return [each for host in hosts for each in socket.getaddrinfo(host, port, **more)]
+
+    return resolve
+
+
+async def test_a_name_is_listened_at_where_this_host_has_its_addresses(free, monkeypatch):
+    """Names may have one twice, and others that are switched off."""
+    monkeypatch.setattr(anyio, "getaddrinfo", meaning("2001:db8::1", HERE, HERE, "192.0.2.1"))
+    (listener,) = await tcp.listen("node-0", free)
+    with listener:
+        assert listener.getsockname() == (HERE, free)
+        with pytest.raises(OSError) as caught:
+            await tcp.listen("node-0", free)
+    assert caught.value.errno == errno.EADDRINUSE
+
+
+async def test_an_address_that_swallows_all_leaves_time_for_the_next(free, monkeypatch):
+    """A full backlog does so, as a firewall does."""
+    both, first = meaning("127.0.0.2", HERE), meaning("127.0.0.2")
+
+    async def resolve(name: str, port: int, **more):
+        return await (both if name == "node-0" else first)(name, port, **more)
+
+    monkeypatch.setattr(anyio, "getaddrinfo", resolve)
+    with socket.create_server(("127.0.0.2", free), backlog=0) as full, ExitStack() as owned:
+        for _ in range(4):
+            waiting = owned.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(full.getsockname())
+        with pytest.raises(ConnectionRefusedError), anyio.fail_after(0.4):
+            await tcp.connect("node-0", free)
+        with pytest.raises(TimeoutError), anyio.fail_after(0.05):
+            await tcp.connect("127.0.0.2", free)
+        with socket.create_server((HERE, free)), anyio.fail_after(0.4):
+            wire = await tcp.connect("node-0", free)
+        wire.close()
 
 
 async def test_an_address_of_another_host_is_an_error(free):

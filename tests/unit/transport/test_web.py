@@ -54,6 +54,7 @@ def test_a_name_is_asked_at_each_of_its_addresses():
         (b"SSH-2.0-OpenSSH_9.6\r\n", "no HTTP"),
         (b"\x00" * 100 + b"\r\n", "no HTTP"),
         (b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 200 + b"\r\n", "no HTTP"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n-5\r\nhello\r\n", "no HTTP"),
         (response(b"x" * LIMIT), "longer than 64.0 KiB"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 100000000000\r\n\r\n", "longer than 64.0 KiB"),
         (b"HTTP/1.1 200 OK\r\nX: " + b"x" * LIMIT * 2, "no HTTP|longer than"),

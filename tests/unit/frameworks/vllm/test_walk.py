@@ -512,42 +512,59 @@ def test_what_is_removed_is_not_there_any_more():
     assert names(module)["inner.angles"] is Kind.BUFFER
 
 
-def test_plain_values_are_found_by_the_names_of_hidden_tensors():
-    model = Model()
-    model.inner.name = "inner"
-    model.inner.impl = Kernel(size=48, ratio=0.5, whole=True, none=None, mine=Kernel(pad=16))
-    model.inner.impl.mine.back = model.inner.impl
-    model.inner.away = Stranger(size=1)
-    model.inner.config = Setting(size=1)
-    found = walk.plain_values(walk.modules_of(model))
-    assert found["inner::name"] == "inner"
-    assert {n: v for n, v in found.items() if "::impl" in n} == {
-        "inner::impl.size": 48,
-        "inner::impl.ratio": 0.5,
-        "inner::impl.whole": True,
-        "inner::impl.none": None,
-        "inner::impl.mine.pad": 16,
+def quantised(**has) -> nn.Module:
+    model = nn.Module()
+    model.quant_method = Kernel(**has)
+    return model
+
+
+def test_plain_values_of_quantised_layers_are_found_by_the_names_of_hidden_tensors():
+    model = nn.Module()
+    model.proj = quantised(size=48, ratio=0.5, whole=True, none=None, kernel=Kernel(pad=16))
+    model.proj.quant_method.kernel.back = model.proj.quant_method
+    model.proj.quant_method.away = Stranger(size=1)
+    model.proj.quant_method.config = Setting(size=1)
+    model.proj.name, model.proj.other = "proj", Kernel(size=1)
+    model.other, model.size = Kernel(size=1), 2
+    assert walk.plain_values(walk.modules_of(model)) == {
+        "proj::name": "proj",
+        "proj::quant_method.size": 48,
+        "proj::quant_method.ratio": 0.5,
+        "proj::quant_method.whole": True,
+        "proj::quant_method.none": None,
+        "proj::quant_method.kernel.pad": 16,
     }
-    assert not [name for name in found if "away" in name or "config" in name]
-    assert not [name for name in found if "training" in name]
+
+
+def test_plain_values_of_a_method_that_is_a_module_are_found():
+    class Method(nn.Module):
+        pass
+
+    model = nn.Module()
+    model.experts, model.quant_method = quantised(), Method()
+    model.experts.quant_method = Method()
+    model.experts.quant_method.kernel = Kernel(pad=16)
+    model.quant_method.size = 3
+    assert walk.plain_values(walk.modules_of(model)) == {
+        "experts.quant_method::kernel.pad": 16,
+        "quant_method::size": 3,
+    }
 
 
 @pytest.mark.parametrize("value", [1 << 40, float("nan"), float("inf"), "x" * 300, [1], b"bytes"])
 def test_values_that_mean_nothing_to_others_are_left_out(value):
-    model = nn.Module()
-    model.impl = Kernel(value=value)
-    assert walk.plain_values(walk.modules_of(model)) == {}
+    assert walk.plain_values(walk.modules_of(quantised(value=value))) == {}
 
 
-@given(name=st.sampled_from(["::size", "::impl.size", "::impl.mine.pad"]), value=st.integers())
-def test_a_plain_value_is_set_where_it_was_found(name, value):
-    model = nn.Module()
-    model.size, model.impl = 1, Kernel(size=2, mine=Kernel(pad=3))
+@pytest.mark.parametrize("name", ["::size", "::quant_method.size", "::quant_method.kernel.pad"])
+def test_a_plain_value_is_set_where_it_was_found(name):
+    model = quantised(size=2, kernel=Kernel(pad=3))
+    model.size = 1
     modules = walk.modules_of(model)
     assert name in walk.plain_values(modules)
     holder, step = walk.look_up(modules, name)
-    walk.put_plain(holder, step, value)
-    assert walk.value_at(holder, step) == value
+    walk.put_plain(holder, step, 48)
+    assert walk.value_at(holder, step) == walk.plain_values(modules)[name] == 48
 
 
 def test_a_list_has_no_plain_value():

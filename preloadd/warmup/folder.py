@@ -1,0 +1,217 @@
+"""Tables in files: found, read, installed whole, removed.
+
+A root is a folder of folders, one for each configuration. Below a root no symbolic link is
+followed, and nothing is touched that is not named as a table. OSError passes through.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from preloadd.domain.lines import one_line
+from preloadd.errors import InsecurePath
+from preloadd.linux.fds import OwnedFd
+from preloadd.linux.private import locked_folder
+from preloadd.warmup.merge import Existing, settle
+from preloadd.warmup.names import TableName, is_config_hash
+from preloadd.warmup.strict_json import MAX_NBYTES
+from preloadd.warmup.table import BadTable, Table, parse, render
+
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_FRESH = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A file that is named as a table. `table` is None, and `fault` says why, if it is none.
+
+    `used` is the wall time at which it was last written or, as far as the file system tells, read.
+    """
+
+    path: Path
+    name: TableName
+    table: Table | None
+    fault: str
+    used: float
+
+    @property
+    def config_hash(self) -> str:
+        """The configuration that it is of."""
+        return self.path.parent.name
+
+
+def hashes(root: Path) -> list[str]:
+    """The configurations that have a folder in `root`; none if there is no such root."""
+    with suppress(FileNotFoundError):
+        with os.scandir(root) as entries:
+            found = [e.name for e in entries if e.is_dir(follow_symlinks=False)]
+        return sorted(filter(is_config_hash, found))
+    return []
+
+
+def tables(root: Path, config_hash: str) -> list[Found]:
+    """What is named as a table of that configuration, in order of ranks, fit or not."""
+    _require_hash(config_hash)
+    path = root / config_hash
+    with _opened(path) as folder:
+        found = [_found(folder, path / name) for name in _listed(folder)]
+    return sorted((one for one in found if one), key=lambda one: one.name)
+
+
+def install(
+    root: Path, config_hash: str, new: Mapping[TableName, Table], existing: Existing
+) -> list[Path]:
+    """Write the tables of one configuration, all or none; the files that were written.
+
+    A file that is no table is replaced: no engine can use it. What is the same already is left
+    alone. TableConflict for one that is not to be replaced; InsecurePath for links, and for
+    folders that others can write.
+    """
+    _require_hash(config_hash)
+    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path = root / config_hash
+    with suppress(FileExistsError):
+        path.mkdir(mode=0o700)
+    _opened(path).close()  # refuses what is no folder, or a link to one
+    with locked_folder(path) as folder, ExitStack() as undo:
+        staged = []
+        for name, table in new.items():
+            target = path / str(name)
+            content = _content(folder, target, table, existing)
+            if content is not None:
+                with _telling(target):
+                    staged.append((_stage(folder, target.name, content, undo), target))
+        for fresh, target in staged:
+            os.replace(fresh, target.name, src_dir_fd=folder.fileno(), dst_dir_fd=folder.fileno())
+        os.fsync(folder.fileno())
+    return [target for _, target in staged]
+
+
+def remove(root: Path, config_hash: str) -> list[Path]:
+    """Remove every table of a configuration, and its folder if that is empty then; the tables."""
+    path, gone = root / config_hash, []
+    found = tables(root, config_hash)
+    with _opened(path) as folder:
+        for one in found:
+            with suppress(FileNotFoundError), _telling(one.path):
+                os.unlink(one.path.name, dir_fd=folder.fileno())
+                gone.append(one.path)
+    try:
+        path.rmdir()
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.ENOENT):
+            raise
+    return gone
+
+
+@contextmanager
+def _telling(path: Path) -> Iterator[None]:
+    """An OSError from in here names `path`: below an open folder it has a part of that at most."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = str(path)
+        raise
+
+
+def _require_hash(text: str) -> None:
+    if not is_config_hash(text):
+        raise ValueError(f"{text!r} is no hash of a configuration")
+
+
+def _opened(path: Path) -> OwnedFd:
+    try:
+        return OwnedFd(os.open(path, _FOLDER))
+    except NotADirectoryError:
+        # That is also how the kernel refuses a link here.
+        raise InsecurePath(f"{one_line(path)} is a link, or no folder: remove it") from None
+
+
+def _found(folder: OwnedFd, path: Path) -> Found | None:
+    """What is at `path`, in the borrowed `folder`; None if it is gone, or no table by its name."""
+    name = TableName.parse(path.name)
+    if name is None:
+        return None
+    table, fault, used = None, "", 0.0
+    try:
+        used = _used(folder, path.name)
+        table = parse(_read(folder, path), str(path))
+    except FileNotFoundError:
+        return None
+    except BadTable as error:
+        fault = error.why
+    except InsecurePath as error:
+        fault = str(error).removeprefix(f"{one_line(path)} ")
+    return Found(path, name, table, fault, used)
+
+
+def _listed(folder: OwnedFd) -> list[str]:
+    return os.listdir(folder.fileno())  # noqa: PTH208 what is open, not what is there by now
+
+
+def _used(folder: OwnedFd, name: str) -> float:
+    seen = os.stat(name, dir_fd=folder.fileno(), follow_symlinks=False)
+    return max(seen.st_mtime, seen.st_atime)
+
+
+def _read(folder: OwnedFd, path: Path) -> bytes:
+    """At most one byte more than a table may have."""
+    with OwnedFd(_open(folder, path)) as fd:
+        if not stat.S_ISREG(os.fstat(fd.fileno()).st_mode):
+            raise InsecurePath(f"{one_line(path)} is no regular file: remove it")
+        with open(fd.fileno(), "rb", closefd=False) as file:
+            return file.read(MAX_NBYTES + 1)
+
+
+def _open(folder: OwnedFd, path: Path) -> int:
+    """Open without it counting as a use, which the kernel lets the owner alone do."""
+    try:
+        with suppress(PermissionError):
+            return os.open(path.name, _READ | os.O_NOATIME, dir_fd=folder.fileno())
+        with _telling(path):
+            return os.open(path.name, _READ, dir_fd=folder.fileno())
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise InsecurePath(
+                f"{one_line(path)} is a symbolic link, which is not followed: remove it"
+            ) from None
+        raise
+
+
+def _content(folder: OwnedFd, path: Path, new: Table, existing: Existing) -> bytes | None:
+    """What is to be written at `path`; None if that is there already."""
+    wanted = new
+    with suppress(FileNotFoundError, BadTable):
+        old = parse(_read(folder, path), str(path))
+        wanted = settle(old, new, existing, str(path))
+        if wanted is old:
+            return None
+    content = render(wanted)
+    parse(content, str(path))  # two tables may be too much for one
+    return content
+
+
+def _stage(folder: OwnedFd, name: str, content: bytes, undo: ExitStack) -> str:
+    """The name of a new file with `content`, of this user alone; removed by `undo`."""
+    fresh = f".{name}.{secrets.token_hex(8)}"
+    with OwnedFd(os.open(fresh, _FRESH, 0o600, dir_fd=folder.fileno())) as fd:
+        undo.callback(_unlink, folder, fresh)
+        os.fchmod(fd.fileno(), 0o600)  # whatever the mask of this process
+        left = memoryview(content)
+        while left:
+            left = left[os.write(fd.fileno(), left) :]
+        os.fsync(fd.fileno())
+    return fresh
+
+
+def _unlink(folder: OwnedFd, name: str) -> None:
+    with suppress(FileNotFoundError):
+        os.unlink(name, dir_fd=folder.fileno())
