@@ -12,6 +12,7 @@ import re
 import stat
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -101,7 +102,7 @@ def host_files(folder: Path) -> Listing:
 def group_files(folder: Path) -> Listing:
     """The files of the groups in order of name, the drop-ins of each behind it."""
     files = _toml_files(folder / GROUPS)
-    found = Listing([], list(files.faults))
+    found = Listing([], [*files.faults, *_astray(folder / GROUPS)])
     for path in files.paths:
         dropped = _toml_files(_drop_ins(path))
         found.paths.extend([path, *dropped.paths])
@@ -254,6 +255,17 @@ def _together(parts: Sequence[Document]) -> Document:
 def _drop_ins(path: Path) -> Path:
     """The folder of what is laid over the file at `path`."""
     return path.with_suffix(_DROP_INS)
+
+
+def _astray(folder: Path) -> Iterator[Fault]:
+    """Folders of drop-ins that are laid over nothing, as after a slip in a name."""
+    with suppress(OSError):  # told with the files
+        for path in sorted(folder.iterdir()):
+            if path.name.endswith(_DROP_INS) and not path.name.startswith("."):
+                file = path.with_suffix("")
+                if not _may_exist(file):
+                    text = f"is laid over {file.name}, which is not there (rename it, or remove it)"
+                    yield Fault(str(path), "", text)
 
 
 def _base(path: Path) -> Path:

@@ -8,6 +8,9 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 
 from preloadd.supervisor.nodes import Peer
 
+MOST_GROUPS = 64
+"""Of one peer that become metrics: their names are its own words, and each is a series for good."""
+
 
 def peer_metrics(peers: Iterable[Peer]) -> Iterator[Metric]:
     """Every metric of other nodes, each with all of its samples."""
@@ -35,7 +38,7 @@ def peer_metrics(peers: Iterable[Peer]) -> Iterator[Metric]:
             continue
         healthy.add_metric([peer.address], peer.node.healthy)
         info.add_metric([peer.address, peer.node.host, peer.node.version], 1)
-        for group in peer.groups:
+        for group in peer.groups[:MOST_GROUPS]:
             ranks.add_metric([peer.address, group.name], len(group.ranks))
             serving.add_metric([peer.address, group.name], group.serving)
     yield from (up, age, healthy, info, ranks, serving)

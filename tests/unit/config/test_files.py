@@ -225,3 +225,13 @@ def test_a_group_is_left_out_with_whatever_of_it_cannot_be_read(tmp_path):
         str(groups / "a.toml"),
         str(groups / "b.toml.d/node.toml"),
     ]
+
+
+def test_drop_ins_without_a_file_are_told(tmp_path):
+    groups = tmp_path / "groups.d"
+    for name in ("llama.toml.d", "llamma.toml.d", ".swap.toml.d"):
+        (groups / name).mkdir(parents=True)
+    (groups / "llama.toml").touch()
+    (fault,) = group_files(tmp_path).faults
+    assert fault.origin == str(groups / "llamma.toml.d")
+    assert "llamma.toml, which is not there (rename it" in fault.text

@@ -66,9 +66,11 @@ class Load:
         self.fills = anyio.Event()
         self.ends = anyio.Event()
         self.cancelled = False
+        self.pause_s = 0.0
 
     async def __call__(self, agree):
         try:
+            await anyio.sleep(self.pause_s)
             await agree(self.key)
             self.fills.set()
             await self.ends.wait()
@@ -129,6 +131,39 @@ async def test_ranks_that_disagree_all_end_with_both_values(presence):
             assert why.startswith("group tests: ")
             assert "'float32' for rank 1 of node 1" in why
             assert "'float16' for rank 0 of node 0" in why
+
+
+async def test_a_rank_that_served_asks_anew_before_it_fills_again(presence):
+    ranks = [presence(0), presence(1)]
+    async with working(*ranks) as tasks:
+        loads = [Load(0), Load(1)]
+        held = [Held(tasks, *each) for each in zip(ranks, loads, strict=True)]
+        for load in loads:
+            load.ends.set()
+        for each in held:
+            await each.over.wait()
+        again = Load(1, dtype="bfloat16")
+        again.pause_s = 5 * ranks[1]._tick_s
+        why = await Held(tasks, ranks[1], again).why()
+    assert "bfloat16" in why
+    assert not again.fills.is_set()
+
+
+async def test_those_that_disagreed_may_agree_the_next_time(presence):
+    ranks = [presence(0), presence(1)]
+    async with working(*ranks) as tasks:
+        held = [Held(tasks, ranks[0], Load(0)), Held(tasks, ranks[1], Load(1, dtype="bfloat16"))]
+        for each in held:
+            await each.why()
+        loads = [Load(0), Load(1)]
+        held = [Held(tasks, *each) for each in zip(ranks, loads, strict=True)]
+        with anyio.fail_after(10):
+            for load in loads:
+                await load.fills.wait()
+                load.ends.set()
+            for each in held:
+                await each.over.wait()
+    assert [each.error for each in held] == [None, None]
 
 
 async def test_a_load_that_fails_is_told_to_others_and_keeps_its_own_error(presence):
