@@ -122,7 +122,7 @@ def _obey() -> int:
         logs.configure(
             settings.log_level.upper(), os.environ, identifier=IDENTIFIER, fields=settings.labels
         )
-        if not Path(settings.model.path).is_dir():
+        if settings.rendezvous is not None and not Path(settings.model.path).is_dir():
             # A rank of several nodes is started all the same, for the others to hear of that.
             locate(settings.model.name, settings.model.revision, environ=os.environ)
         load(

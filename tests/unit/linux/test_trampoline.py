@@ -110,7 +110,10 @@ def test_signals_are_as_a_shell_would_leave_them() -> None:
     done = subprocess.run([*TRAMPOLINE, "0", "0", "0", *command], capture_output=True, text=True)
     ignored = int(done.stdout.split()[1], 16)
     # `make` leaves signals ignored that the C library keeps for itself and nobody can set.
-    assert not [number for number in signal.valid_signals() if ignored >> (number - 1) & 1]
+    left = {number for number in signal.valid_signals() if ignored >> (number - 1) & 1}
+    # What whoever started this had ignored, as a shell does for what runs in the background, stays.
+    inherited = {n for n in signal.valid_signals() if signal.getsignal(n) is signal.SIG_IGN}
+    assert left <= inherited - {signal.SIGPIPE, signal.SIGXFSZ}
 
 
 def test_it_imports_nothing_that_makes_every_start_slower() -> None:

@@ -14,7 +14,7 @@ import pytest
 
 import preloadd
 from preloadd.domain.devices import Probe
-from preloadd.domain.settings import Memory
+from preloadd.domain.settings import Memory, Rendezvous
 from preloadd.linux.memfd import read_sealed
 from preloadd.linux.process import spawn
 from preloadd.protocol import messages as m
@@ -71,7 +71,8 @@ def test_a_model_that_is_not_there_is_told_as_the_user_named_it(ends, loader, se
     rank, _ = ends
     model = replace(settings.model, path="org/none", name="org/none")
     child = loader(f"export HF_HUB_CACHE={tmp_path};")
-    rank.order(replace(settings, model=model))
+    place = Rendezvous("192.0.2.1", 29600, rank=1, world=2, node=1, nodes=2)
+    rank.order(replace(settings, model=model, rendezvous=place))
     (failed,) = [report for report in rank.heard() if isinstance(report, m.Failed)]
     told = "org/none, revision main, is neither a local folder nor in the Hugging Face cache"
     assert (failed.code, f"{told} {tmp_path}" in failed.detail) == ("not-found", True)
