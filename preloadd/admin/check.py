@@ -24,8 +24,8 @@ from preloadd.config.strict import fields_of
 from preloadd.errors import ConfigError, PreloadError, ServiceManagerError
 from preloadd.linux import peers, seqpacket
 from preloadd.linux.systemctl import Systemctl
-from preloadd.weights.checkpoint import identities_of, locate, open_checkpoint
-from preloadd.weights.native import prove_divisible
+from preloadd.weights.checkpoint import identities_of, locate
+from preloadd.weights.native import require_divisible
 
 TEMPLATE = "preloadd@CPU-0.service"
 """Any rank's unit: all are made of one template."""
@@ -229,11 +229,7 @@ def _indivisible(folder: Path, group: Group) -> str:
     """Why the ranks of a group cannot hold the checkpoint between them; empty if they can, or if
     it cannot be read, of which ranks complain."""
     try:
-        checkpoint = open_checkpoint(folder)
-    except PreloadError:
-        return ""
-    try:
-        prove_divisible(checkpoint, group.parallel.parallel)
+        require_divisible(folder, group.parallel.parallel)
     except PreloadError as error:
         return str(error)
     return ""

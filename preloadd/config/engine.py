@@ -34,8 +34,7 @@ def layers_of(document: Document) -> Layers:
     layers = Layers()
     for size in _division(document).sizes:
         layers.lay(document.home(_key(size.written)), {PARALLEL: {size.key: size.value}})
-    for path, table in document.parts or ((document.path, document.table),):
-        layers.lay(str(path), table)
+    document.lay_over(layers)
     return layers
 
 

@@ -60,9 +60,13 @@ class Document(NamedTuple):
     def layers(self) -> Layers:
         """What it says, each value with the file that it is from."""
         found = Layers()
-        for path, table in self.parts or ((self.path, self.table),):
-            found.lay(str(path), table)
+        self.lay_over(found)
         return found
+
+    def lay_over(self, below: Layers) -> None:
+        """Lay what it says over what is there."""
+        for path, table in self.parts or ((self.path, self.table),):
+            below.lay(str(path), table)
 
     def home(self, key: str) -> str:
         """The file that says what `key`, as TOML writes it, has in the end; its own if none does.

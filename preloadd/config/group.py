@@ -217,13 +217,14 @@ class Group(Strict):
     @property
     def meetings(self) -> dict[str, tuple[str, int]]:
         """Address and port at which ranks of several nodes meet, by the key that says the port."""
-        met = self.node.meeting
+        node = self.node
+        if node.count == 1:
+            return {}
+        met = node.meeting
         ports = {
             "weight_cache_master_port": met.port,
             "weight_cache_draft_master_port": met.draft_port,
         }
-        if self.node.count == 1:
-            return {}
         return {key: (met.address, port) for key, port in ports.items() if port is not None}
 
     @property

@@ -111,9 +111,9 @@ def rendezvous(node: Node, instance: Instance) -> Rendezvous | None:
     place = node.placement_on(instance.device)
     rank, world, port = place.rank, node.parallel.world, node.meeting.port
     if instance.role is Role.DRAFT:
-        rank = place.data_rank * node.parallel.tensor + place.tensor_rank
-        world, port = _drafting(node.parallel), node.meeting.draft_port
-        if world == _drafting_here(node):
+        # All ranks of the last stage have one, and only they: those that hold its experts as well.
+        (world, rank), port = place.expert_share, node.meeting.draft_port
+        if world == sum(one.last_stage for one in node.placements):
             return None
     if node.count == 1 or port is None:
         return None
@@ -153,12 +153,3 @@ def _apart(launch: Launch, node: Node) -> Iterator[Fault]:
             f"{len(node.ranks) - 1}, where drafts meet: leave the draft out, or let the first node "
             "hold a whole replica",
         )
-
-
-def _drafting(parallel: Parallel) -> int:
-    """How many ranks of a group have the last layers."""
-    return parallel.data * parallel.tensor
-
-
-def _drafting_here(node: Node) -> int:
-    return sum(place.last_stage for place in node.placements)

@@ -29,9 +29,7 @@ def with_versions(settings: RankSettings, own: str, environ: Mapping[str, str]) 
         vllm=version(_VLLM, folders),
         torch=version(("torch",), folders),
         transformers=version(("transformers",), folders),
-        flashinfer=version((KERNELS["flashinfer"],), folders),
-        deep_gemm=version((KERNELS["deep_gemm"],), folders),
-        triton_kernels=version((KERNELS["triton_kernels"],), folders),
         environment=table(switches(environ)),
+        **{field: version((name,), folders) for field, name in KERNELS.items()},
     )
     return replace(settings, versions=versions)

@@ -14,13 +14,11 @@ from preloadd.config.run import RunOptions
 from preloadd.domain.access import Policy
 from preloadd.domain.ids import Instance
 from preloadd.domain.lines import one_line
-from preloadd.domain.placement import Parallel
 from preloadd.errors import ConfigError, OutOfDescriptors, OutOfRoom, PreloadError
 from preloadd.linux import paths, peers, seqpacket
 from preloadd.linux.fds import is_exhausted
 from preloadd.linux.room import room
 from preloadd.weights.checkpoint import open_checkpoint
-from preloadd.weights.native import prove_divisible
 
 FILES = 16
 """Descriptors that the launcher needs for itself, among them those for starting a child."""
@@ -103,19 +101,6 @@ def require_room(model: Path, share: Fraction) -> None:
     free, limit = room()
     if wanted > free:
         raise OutOfRoom(wanted=wanted, free=free, limit=limit)
-
-
-def require_divisible(model: Path, parallel: Parallel) -> None:
-    """Raise what would keep all ranks of the native builder from holding the model between them.
-
-    UnsupportedModel, ConfigError or CheckpointError name it. A checkpoint that cannot be read is
-    for the ranks to complain of.
-    """
-    try:
-        checkpoint = open_checkpoint(model)
-    except PreloadError:
-        return
-    prove_divisible(checkpoint, parallel)
 
 
 def allow_many_files(ranks: int) -> None:

@@ -19,13 +19,7 @@ from preloadd.domain.lines import one_line
 from preloadd.domain.settings import Builder, Memory, RankSettings
 from preloadd.errors import ModelNotFound, PreloadError
 from preloadd.launcher import devices, model
-from preloadd.launcher.checks import (
-    find_python,
-    prepare_socket_dir,
-    require_divisible,
-    require_room,
-    require_text,
-)
+from preloadd.launcher.checks import find_python, prepare_socket_dir, require_room, require_text
 from preloadd.launcher.ending import SIGNALS, Ending
 from preloadd.launcher.group import Launch, run_group
 from preloadd.launcher.health import Health, listen
@@ -34,6 +28,7 @@ from preloadd.launcher.private import private_folder
 from preloadd.launcher.progress import Display
 from preloadd.linux.lending import lend
 from preloadd.transport.probe import ask_probe
+from preloadd.weights.native import require_divisible
 
 _Named = tuple[str, str]
 """A model and its revision, as the user wrote them."""

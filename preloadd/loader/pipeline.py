@@ -13,7 +13,7 @@ from preloadd.domain.recipe import LAYOUT, recipe_of
 from preloadd.domain.settings import Builder, RankSettings, Reader
 from preloadd.errors import ConfigError, OutOfRoom
 from preloadd.loader.filling import Filled, fill
-from preloadd.loader.identifying import identify
+from preloadd.loader.identifying import agree, identify
 from preloadd.loader.native import Native
 from preloadd.loader.needs import PLACES, lacks
 from preloadd.loader.report import Reporter
@@ -43,12 +43,8 @@ def _load_native(
     reporter.progress("opening")
     native = Native(settings, filler.granularity)
     _require_room(filler, native.plan.arena_nbytes)
-    digest = ""
-    if settings.rendezvous is not None:
-        digest = identify(native.checkpoint, settings.model.digest, digest_cache, reporter)
-        reporter.identified(native.key(digest))
+    digest = agree(settings, native.checkpoint, digest_cache, reporter, native.key)
     filled = _fill(settings.model.reader, native, filler, reporter)
-    # Otherwise not before: the files are in the page cache now.
     digest = digest or identify(native.checkpoint, settings.model.digest, digest_cache, reporter)
     return _manifest(settings, native, digest, filled, started)
 

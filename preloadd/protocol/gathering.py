@@ -11,6 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+import msgspec
+
 from preloadd.domain.settings import Rendezvous
 from preloadd.protocol import rendezvous as r
 
@@ -411,7 +413,7 @@ class Member:
         told = self.connected and self.stage is Stage.LOADING
         self.stage, self.why = Stage.SERVING, ""
         # To be said on every later connection.
-        self._join = _serving(self._join)
+        self._join = msgspec.structs.replace(self._join, serving=True)
         return [r.Done()] if told else []
 
     def failed(self, why: str) -> list[r.FromMember]:
@@ -465,18 +467,3 @@ def _nodes(ranks: Iterable[int], place: Rendezvous) -> list[int]:
     if not place.nodes:
         return []
     return [rank * place.nodes // place.world for rank in ranks]
-
-
-def _serving(join: r.Join) -> r.Join:
-    return r.Join(
-        preloadd=join.preloadd,
-        group=join.group,
-        role=join.role,
-        builder=join.builder,
-        world=join.world,
-        rank=join.rank,
-        node=join.node,
-        nodes=join.nodes,
-        key=join.key,
-        serving=True,
-    )

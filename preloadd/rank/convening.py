@@ -177,19 +177,16 @@ class Hall:
     async def _heard(self, source: int, wire: tcp.Wire, patience: anyio.CancelScope) -> str:
         """Take what a guest says until the end of that; why it ended."""
         frames = r.Frames()
-        try:
-            while data := await wire.receive():
-                for frame in [] if wire.finished else frames.receive(data):
-                    message = r.decode_from_member(frame)
-                    if source not in self._leaving:
-                        patience.deadline = math.inf
-                        now = anyio.current_time()
-                        self._perform(self._convener.received(source, message, now))
-        except ProtocolViolation as error:
-            return f"broke the protocol: {error}"
-        except OSError as error:
-            return f"hung up ({error.strerror})"
-        return "hung up"
+
+        def take(data: bytes) -> None:
+            for frame in [] if wire.finished else frames.receive(data):
+                message = r.decode_from_member(frame)
+                if source not in self._leaving:
+                    patience.deadline = math.inf
+                    now = anyio.current_time()
+                    self._perform(self._convener.received(source, message, now))
+
+        return await hear(wire, take)
 
     def _perform(self, sends: Sequence[Send]) -> None:
         for send in sends:
@@ -201,6 +198,18 @@ class Hall:
                     guest.wire.finish()
                     guest.patience.deadline = anyio.current_time() + _LEAVE_S
                     self._leaving.add(send.to)
+
+
+async def hear(wire: tcp.Wire, take: Callable[[bytes], None]) -> str:
+    """Have `take` get what a peer says, until it breaks the rules or hangs up; which of them."""
+    try:
+        while data := await wire.receive():
+            take(data)
+    except ProtocolViolation as error:
+        return f"broke the protocol: {error}"
+    except OSError as error:
+        return f"hung up ({error.strerror})"
+    return "hung up"
 
 
 def no_port(place: Rendezvous, error: OSError) -> str:

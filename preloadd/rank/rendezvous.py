@@ -16,11 +16,11 @@ import anyio
 from preloadd import __version__
 from preloadd.domain.key import OWN_PLACE, bounded
 from preloadd.domain.settings import RankSettings, Rendezvous
-from preloadd.errors import PreloadError, ProtocolViolation, RendezvousFailed
+from preloadd.errors import PreloadError, RendezvousFailed
 from preloadd.protocol import rendezvous as r
 from preloadd.protocol.gathering import Convener, Member, Phase, Stage, missing_named
 from preloadd.protocol.messages import Progress
-from preloadd.rank.convening import Hall
+from preloadd.rank.convening import Hall, hear
 from preloadd.rank.loading import Agree
 from preloadd.transport import tcp
 
@@ -231,15 +231,12 @@ class Presence:
     async def _listen(self, wire: tcp.Wire) -> str:
         """Hear rank 0 until the end of that; why it ended."""
         frames = r.Frames()
-        try:
-            while data := await wire.receive():
-                for frame in frames.receive(data):
-                    self._heard(r.decode_from_convener(frame))
-        except ProtocolViolation as error:
-            return f"broke the protocol: {error}"
-        except OSError as error:
-            return f"hung up ({error.strerror})"
-        return "hung up"
+
+        def take(data: bytes) -> None:
+            for frame in frames.receive(data):
+                self._heard(r.decode_from_convener(frame))
+
+        return await hear(wire, take)
 
 
 def _shared(key: Mapping[str, str]) -> dict[str, str]:

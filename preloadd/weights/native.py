@@ -5,8 +5,11 @@ For those who do so, and for those who launch them and want to know before.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from preloadd.domain.placement import Parallel, place
-from preloadd.weights.checkpoint import Checkpoint, config_of
+from preloadd.errors import PreloadError
+from preloadd.weights.checkpoint import Checkpoint, config_of, open_checkpoint
 from preloadd.weights.plan import Source, select
 
 
@@ -23,6 +26,16 @@ def sources_of(checkpoint: Checkpoint) -> dict[str, Source]:
         )
         for name, stored in checkpoint.tensors.items()
     }
+
+
+def require_divisible(folder: Path, parallel: Parallel) -> None:
+    """As `prove_divisible`, of the checkpoint in `folder`; for a checkpoint that cannot be read,
+    the ranks are to complain of it."""
+    try:
+        checkpoint = open_checkpoint(folder)
+    except PreloadError:
+        return
+    prove_divisible(checkpoint, parallel)
 
 
 def prove_divisible(checkpoint: Checkpoint, parallel: Parallel) -> None:

@@ -35,16 +35,8 @@ from preloadd.warmup.merge import Existing, merge
 from preloadd.warmup.names import TableName
 from preloadd.warmup.table import BadTable, parse, render
 from preloadd.warmup.verdict import FIELDS, Verdict, compare
+from tests.tuned import H200
 
-H200 = {
-    "flashinfer_version": "0.7.2.post1",
-    "cuda_version": "13.0",
-    "cublas_version": "13.1.0",
-    "cudnn_version": "91501",
-    "cudnn_frontend_version": "1.31.0",
-    "cutlass_dsl_version": "nvidia-cutlass-dsl==4.8.0",
-    "gpu": "NVIDIA H200",
-}
 KEY = "('fp8_gemm', 'CublasFp8GemmRunner', ((128, 4096), (4096, 4096)), ())"
 HASH = "ab" * 32
 

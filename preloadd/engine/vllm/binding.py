@@ -6,6 +6,8 @@ import gc
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
 
 import msgspec
 import torch
@@ -106,6 +108,9 @@ def _without_record(weights: Weights) -> AbstractContextManager[None]:
 
 _RECORD = "record_metadata_for_reloading"
 
+_FEW = 5
+"""Names that are told."""
+
 
 class _Binding:
     """Puts attached tensors into a model, before and after vLLM's own processing."""
@@ -144,7 +149,7 @@ class _Binding:
             if name in self._found or not self._of_attention(name):
                 self._put(name)
         self._put_hidden(replacing=True)
-        self._state = dict(self._state_now())
+        self._state = {name: walk.value_at(*place) for name, place in self._state_places()}
 
     def bind_late(self) -> None:
         """What attention layers make while they process, and what processing made a copy of."""
@@ -177,6 +182,11 @@ class _Binding:
                 if found.name not in gone:
                     raise AttachError(f"{found.name} was left without content")
                 self._take_away(found, leave_none=found.name in empty)
+        # An operation may take a tensor without content for nothing to do.
+        if left := list(islice(walk.empty_beside(self._modules), _FEW)):
+            raise AttachError(
+                f"left without content, as the daemon has none for it: {', '.join(left)}"
+            )
 
     def _take_away(self, found: walk.Found, *, leave_none: bool) -> None:
         module, leaf = self._home(found.name)
@@ -186,20 +196,20 @@ class _Binding:
         elif leave_none:
             module.register_buffer(leaf, None)
 
-    def _state_now(self) -> Iterator[tuple[str, object]]:
-        """What this model says where processing set something in the builder's."""
+    def _state_places(self) -> Iterator[tuple[str, tuple[Any, str | int]]]:
+        """Where processing set something in the builder's model, as `walk.look_up` tells."""
         for name in self._beside.state:
             with suppress(LookupError):
-                yield name, walk.value_at(*walk.look_up(self._modules, name))
+                yield name, walk.look_up(self._modules, name)
 
     def _restore_state(self) -> None:
         """Set what processing set in the builder's model, and in this one did not: of weights that
         are prepared already, some methods leave their own kernels unprepared (vLLM 0.33: FP8 with
         CUTLASS)."""
-        for name, now in list(self._state_now()):
-            if now is self._state.get(name) or now == self._state.get(name):
+        for name, place in self._state_places():
+            if walk.value_at(*place) == self._state.get(name):
                 with suppress(LookupError):
-                    walk.put_plain(*walk.look_up(self._modules, name), self._beside.state[name])
+                    walk.put_plain(*place, self._beside.state[name])
 
     def _put(self, name: str) -> None:
         if self._kinds[name] is Kind.HIDDEN:

@@ -10,7 +10,6 @@ import weakref
 from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import Any
 
 import torch
@@ -29,7 +28,6 @@ from preloadd.engine.vllm.binding import Bound, build
 from preloadd.engine.vllm.registries import undone_on_error
 from preloadd.engine.vllm.request import FORMAT, Attached, Route, take_lease
 from preloadd.errors import AttachError, ConfigError, PreloadError
-from preloadd.frameworks.vllm import walk
 
 log = logging.getLogger("vllm.preloadd")
 
@@ -232,15 +230,13 @@ def _built(
     taken: Attached,
 ) -> Bound:
     try:
-        bound = build(config, model_config, prefix, weights, taken.layout)
+        return build(config, model_config, prefix, weights, taken.layout)
     except PreloadError:
         raise
     except Exception as error:  # vLLM's models raise anything
         raise AttachError(
             f"vLLM cannot build the model over attached weights: {type(error).__name__}: {error}"
         ) from error
-    _require_content(bound.model)
-    return bound
 
 
 def _charge(outcome: Attached | PreloadError | None) -> int:
@@ -259,17 +255,6 @@ def _too_late(charged: int) -> str:
         f". vLLM has counted {charged:,} bytes for the daemon's weights already, which the KV "
         "cache will lack: restart the engine once this is mended, or with another --load-format"
     )
-
-
-def _require_content(model: nn.Module) -> None:
-    """AttachError names tensors beside the modules' own that nothing was put into: an operation may
-    take one without content for nothing to do."""
-    if left := list(islice(walk.empty_beside(walk.modules_of(model)), _FEW)):
-        raise AttachError(f"left without content, as the daemon has none for it: {', '.join(left)}")
-
-
-_FEW = 5
-"""Names that are told."""
 
 
 def _tell(weights: Weights, bound: Bound) -> None:

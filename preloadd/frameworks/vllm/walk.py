@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
 from functools import cache, partial
 from types import BuiltinFunctionType, CellType, FunctionType, MethodType, NoneType
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast, get_args
 
 import torch
 from torch import nn
@@ -148,7 +148,7 @@ def empty_beside(modules: dict[str, nn.Module]) -> Iterator[str]:
 Plain = bool | int | float | str | None
 """Values of attributes that are written as JSON."""
 
-_PLAIN_TYPES = frozenset({bool, int, float, str, NoneType})
+_PLAIN_TYPES = frozenset(get_args(Plain))
 _ADDRESS = 1 << 31
 """Numbers from here on may be addresses, and mean nothing to others."""
 

@@ -20,7 +20,7 @@ from preloadd.domain.recipe import LAYOUT, recipe_of
 from preloadd.domain.settings import RankSettings
 from preloadd.errors import CheckpointError, OutOfRoom, ReadFailed, UnsupportedModel
 from preloadd.frameworks.vllm.identity import vllm_key
-from preloadd.loader.identifying import identify
+from preloadd.loader.identifying import agree, identify
 from preloadd.loader.report import Reporter, Tally
 from preloadd.loader.vllm.alone import alone
 from preloadd.loader.vllm.arguments import engine_config, reported
@@ -45,10 +45,11 @@ def load(
     config, model_config = engine_config(settings)
     # Before the model is built, which may change what the key is made of.
     key = _key(settings, config, model_config)
-    digest = ""
-    if settings.rendezvous is not None:
-        digest = identify(checkpoint, settings.model.digest, digest_cache, reporter)
-        reporter.identified(Key(key | {CHECKPOINT: digest}))
+
+    def with_content(digest: str) -> Key:
+        return Key(key | {CHECKPOINT: digest})
+
+    digest = agree(settings, checkpoint, digest_cache, reporter, with_content)
     tally = _Tallies(reporter, checkpoint.nbytes)
     with alone(config, reported(config, settings.model)):
         shards = [shard.path for shard in checkpoint.shards]
@@ -65,7 +66,7 @@ def load(
         chunks=stored.chunks,
         storages=stored.storages,
         tensors=export.tensors,
-        key=Key(key | {CHECKPOINT: digest}),
+        key=with_content(digest),
         recipe=recipe_of(settings, checkpoint.identities()),
         shards=checkpoint.weights_identities(),
         aliases=export.aliases,

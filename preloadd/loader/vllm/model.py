@@ -96,7 +96,7 @@ def _hold_to(loader: BaseModelLoader, shards: frozenset[Path]) -> None:
         read = own.iterate_over_files
         own.iterate_over_files = lambda paths: read(_own_of(paths, shards))
     elif (pick := getattr(loader, "_prepare_weights", None)) is not None:
-        own._prepare_weights = partial(_held, pick, shards)  # noqa: SLF001
+        own._prepare_weights = partial(_picked, pick, shards)  # noqa: SLF001
     else:
         raise UnsupportedModel(
             f"{type(loader).__name__} of vLLM does not tell which files it reads, so that they "
@@ -105,12 +105,9 @@ def _hold_to(loader: BaseModelLoader, shards: frozenset[Path]) -> None:
         )
 
 
-def _held(pick: Callable[..., Any], shards: frozenset[Path], *args: Any, **named: Any) -> Any:  # noqa: ANN401
-    return _picked(pick(*args, **named), shards)
-
-
-def _picked(picked: Any, shards: frozenset[Path]) -> Any:  # noqa: ANN401 - as vLLM has it
-    """What a loader picked, files alone or among other things, if those are all `shards`."""
+def _picked(pick: Callable[..., Any], shards: frozenset[Path], *args: Any, **named: Any) -> Any:  # noqa: ANN401
+    """What a loader picks, files alone or among other things, if those are all `shards`."""
+    picked = pick(*args, **named)
     files = _resolved(picked if isinstance(picked, list) else picked[1])
     _refuse_others(files ^ shards)
     return picked

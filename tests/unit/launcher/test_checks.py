@@ -11,16 +11,13 @@ import pytest
 
 import preloadd
 from preloadd.config.run import parse_run
-from preloadd.domain.placement import Parallel
-from preloadd.errors import ConfigError, InsecurePath, OutOfRoom, UnsupportedModel
+from preloadd.errors import ConfigError, InsecurePath, OutOfRoom
 from preloadd.launcher.checks import (
     find_python,
     prepare_socket_dir,
-    require_divisible,
     require_room,
 )
 from preloadd.launcher.devices import on_host
-from tests.checkpoints import CONFIG, llama
 
 ROOT = Path(preloadd.__file__).parents[1]
 
@@ -200,15 +197,3 @@ def test_a_model_larger_than_the_memory_of_the_host_is_refused_before_anything_s
         file.truncate(8 + len(small) + (1 << 43))
     with pytest.raises(OutOfRoom, match="need 8,796,093,022,208 bytes but"):
         require_room(tmp_path, 1)
-
-
-def test_a_model_that_the_ranks_cannot_divide_is_refused(tmp_path):
-    model = llama(tmp_path / "model")
-    require_divisible(model, Parallel(tensor=2, pipeline=2, data=2))
-    with pytest.raises(ConfigError, match="attention heads do not divide by 3 tensor-parallel"):
-        require_divisible(model, Parallel(tensor=3))
-    novel = llama(tmp_path / "novel", config=CONFIG | {"architectures": ["NovelForCausalLM"]})
-    with pytest.raises(UnsupportedModel, match="NovelForCausalLM cannot be divided over ranks"):
-        require_divisible(novel, Parallel(pipeline=2))
-    # One that is not readable is for the ranks to complain of.
-    require_divisible(tmp_path / "none", Parallel(tensor=3))

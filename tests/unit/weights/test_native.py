@@ -3,7 +3,7 @@ import pytest
 from preloadd.domain.placement import Parallel
 from preloadd.errors import CheckpointError, ConfigError, UnsupportedModel
 from preloadd.weights.checkpoint import open_checkpoint
-from preloadd.weights.native import prove_divisible, sources_of
+from preloadd.weights.native import prove_divisible, require_divisible, sources_of
 from tests.checkpoints import CONFIG, SHARDS, llama
 
 
@@ -50,3 +50,15 @@ def test_a_wrong_config_is_named_with_its_folder(tmp_path):
     model = llama(tmp_path / "wrong", config=CONFIG | {"num_key_value_heads": 0})
     with pytest.raises(CheckpointError, match=r"wrong/config\.json: num_key_value_heads is 0"):
         prove_divisible(open_checkpoint(model), Parallel(tensor=2))
+
+
+def test_a_model_that_the_ranks_cannot_divide_is_refused(tmp_path):
+    model = llama(tmp_path / "model")
+    require_divisible(model, Parallel(tensor=2, pipeline=2, data=2))
+    with pytest.raises(ConfigError, match="attention heads do not divide by 3 tensor-parallel"):
+        require_divisible(model, Parallel(tensor=3))
+    novel = llama(tmp_path / "novel", config=CONFIG | {"architectures": ["NovelForCausalLM"]})
+    with pytest.raises(UnsupportedModel, match="NovelForCausalLM cannot be divided over ranks"):
+        require_divisible(novel, Parallel(pipeline=2))
+    # One that is not readable is for the ranks to complain of.
+    require_divisible(tmp_path / "none", Parallel(tensor=3))
