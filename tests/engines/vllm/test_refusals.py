@@ -191,11 +191,11 @@ def register():
     print("asked", json.dumps(asked()), file=sys.stderr)
 
 def failing(self):
-    complete(self)
     if ERRORS and ERRORS[0] == "a tensor that is left":
         self._model.scaled = partial(print, torch.empty(1, device="meta"))
         ERRORS.clear()
-    elif ERRORS:
+    complete(self)
+    if ERRORS:
         raise ERRORS.pop(0)
 
 def counting(self, vllm_config, model_config, prefix=""):
