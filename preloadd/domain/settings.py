@@ -199,6 +199,41 @@ class Rendezvous:
 
 
 @dataclass(frozen=True, slots=True)
+class Warmup:
+    """What is made ready besides weights. `autotune`: FlashInfer's tables are tuned at preload time;
+    `stores` are asked for what is wanted, in this order, and given what is made; `trust_bundles`:
+    compiled code of others is installed; `deadline`: seconds for all of it."""
+
+    autotune: bool = False
+    stores: tuple[str, ...] = ()
+    trust_bundles: bool = False
+    deadline: float = 900.0
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """Paths of a certificate and its key, and of the authorities that peers' are checked by."""
+
+    cert: str = ""
+    key: str = ""
+    ca: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Seeding:
+    """Where this rank answers others that are to warm up, and whom it asks itself, each with the
+    port of this very rank. `weights`: whether weights are fetched from there as well. `tokens` is
+    the folder in which those are kept that are accepted, and the own secret."""
+
+    listen: Endpoint | None = None
+    source: Endpoint | None = None
+    weights: bool = False
+    tokens: str = ""
+    tls: Tls | None = None
+    within: float = 60.0
+
+
+@dataclass(frozen=True, slots=True)
 class RankSettings:
     """Everything one rank daemon needs. It makes the folder `<socket_dir>/<instance>` itself.
 
@@ -221,6 +256,8 @@ class RankSettings:
     python: str = ""
     versions: Versions = Versions()
     rendezvous: Rendezvous | None = None
+    warmup: Warmup = Warmup()
+    seeding: Seeding | None = None
 
     @property
     def parsed_instance(self) -> Instance:

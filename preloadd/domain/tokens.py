@@ -44,17 +44,22 @@ class Token:
 
 def token(name: str, secret: str, salt: bytes, *, now: float, expires: float | None) -> Token:
     """What to keep of `secret`."""
-    return Token(name, salt.hex(), _digest(secret.encode(), salt).hex(), now, expires)
+    return Token(name, salt.hex(), _digest(presented(secret), salt).hex(), now, expires)
 
 
-def verify(tokens: Iterable[Token], presented: bytes, now: float) -> str | None:
-    """The name of the valid token that `presented` is, or None.
+def presented(secret: str) -> bytes:
+    """A secret as it is compared, whatever is in it: none is refused for not being Unicode."""
+    return secret.encode("utf-8", "surrogatepass")
+
+
+def verify(tokens: Iterable[Token], shown: bytes, now: float) -> str | None:
+    """The name of the valid token that `shown` is, or None; see `presented`.
 
     Every token is compared, each in constant time: how long it takes tells nothing of any of them.
     """
     found = None
     for candidate in tokens:
-        digest = _digest(presented, bytes.fromhex(candidate.salt))
+        digest = _digest(shown, bytes.fromhex(candidate.salt))
         same = hmac.compare_digest(digest, bytes.fromhex(candidate.digest))
         if same and candidate.valid(now):
             found = candidate.name

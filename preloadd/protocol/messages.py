@@ -202,6 +202,13 @@ class StateChanged(Message, frozen=True, tag="state"):
     generation: str = ""
 
 
+class WarmupAsked(Message, frozen=True, tag="warmup"):
+    """Ask for what there is of a kind of warm-up state for this configuration (see `warmup`)."""
+
+    kind: str
+    config_hash: str
+
+
 Request = Attach | Release | Load | Memory | Profiling | Status | Watch
 Reply = (
     Granted | Mismatched | NotAvailable | Done | Refused | MemoryHeld | StatusTold | StateChanged
@@ -249,6 +256,39 @@ class ManifestWritten(Message, frozen=True, tag="manifest"):
     """Loader to rank: all chunks are filled and unmapped. Carries the sealed manifest."""
 
     nbytes: int
+
+
+class Warmable(Message, frozen=True, tag="warmable"):
+    """Loader to rank, after the manifest: which tables engines over these weights look for.
+
+    `root` is the folder for them, `ranks` are (data-parallel rank, rank) of the whole world,
+    `metadata` is what FlashInfer says of this environment. With `tunes` the loader waits for
+    `Tune`, and tunes its own if it is told to; else `why_not` says why it does not.
+    """
+
+    config_hash: str = ""
+    dp_rank: int = 0
+    rank: int = 0
+    root: str = ""
+    ranks: tuple[tuple[int, int], ...] = ()
+    metadata: dict[str, str | None] = {}
+    tunes: bool = False
+    why_not: str = ""
+
+
+class Tune(Message, frozen=True, tag="tune"):
+    """Rank to loader: whether it is to tune. If not, the table is where it is looked for."""
+
+    wanted: bool
+
+
+class Tuned(Message, frozen=True, tag="tuned"):
+    """Loader to rank: how tuning ended. `failure` is for people; weights are good all the same."""
+
+    entries: int = 0
+    hits: int = 0
+    seconds: float = 0.0
+    failure: str = ""
 
 
 class Failed(Message, frozen=True, tag="failed"):

@@ -41,6 +41,17 @@ class Wire:
             with suppress(BlockingIOError):
                 return self._socket.recv(_READ)
 
+    async def send(self, data: bytes) -> None:
+        """Send all of `data`, however slowly the peer reads; nothing else is to be posted then.
+
+        OSError if the peer is gone.
+        """
+        left = memoryview(data)
+        while left:
+            await anyio.wait_writable(self._socket)
+            with suppress(BlockingIOError):
+                left = left[self._socket.send(left) :]
+
     def post(self, data: bytes) -> None:
         """Send `data` now, or as soon as there is room. A peer that reads nothing is hung up on."""
         if self.finished:
@@ -116,15 +127,17 @@ async def connect(address: str, port: int) -> Wire:
     raise failed
 
 
-async def listen(address: str, port: int) -> list[socket.socket]:
+async def listen(address: str, port: int, backlog: int = _BACKLOG) -> list[socket.socket]:
     """Listeners on all that `address` means and this host has, the caller's to close. OSError if
-    that is nothing, or one cannot be listened on."""
+    that is nothing, or one cannot be listened on.
+
+    Of more connections at once than `backlog`, some wait for a second or more."""
     absent: OSError | None = None
     with ExitStack() as undo:
         found: list[socket.socket] = []
         for family, kind, protocol, where in await _meanings(address, port):
             try:
-                found.append(undo.enter_context(_listener(family, kind, protocol, where)))
+                found.append(undo.enter_context(_listener(family, kind, protocol, where, backlog)))
             except OSError as error:
                 # A name may have an address of IPv6 where that is switched off.
                 if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
@@ -137,7 +150,11 @@ async def listen(address: str, port: int) -> list[socket.socket]:
 
 
 def _listener(
-    family: socket.AddressFamily, kind: socket.SocketKind, protocol: int, where: tuple[str, int]
+    family: socket.AddressFamily,
+    kind: socket.SocketKind,
+    protocol: int,
+    where: tuple[str, int],
+    backlog: int,
 ) -> socket.socket:
     with ExitStack() as undo:
         sock = undo.enter_context(socket.socket(family, kind, protocol))
@@ -145,7 +162,7 @@ def _listener(
         if family == socket.AF_INET6:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         sock.bind(where)
-        sock.listen(_BACKLOG)
+        sock.listen(backlog)
         sock.settimeout(0)
         undo.pop_all()
     return sock

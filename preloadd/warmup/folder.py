@@ -66,6 +66,18 @@ def tables(root: Path, config_hash: str) -> list[Found]:
     return sorted((one for one in found if one), key=lambda one: one.name)
 
 
+def stored(root: Path, config_hash: str, name: TableName) -> bytes | None:
+    """What is in the file of that table, fit or not; None if there is none.
+
+    InsecurePath for links, and for what is no file.
+    """
+    _require_hash(config_hash)
+    path = root / config_hash
+    with suppress(FileNotFoundError), _opened(path) as folder:
+        return _read(folder, path / str(name))
+    return None
+
+
 def install(
     root: Path, config_hash: str, new: Mapping[TableName, Table], existing: Existing
 ) -> list[Path]:

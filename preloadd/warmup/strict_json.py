@@ -26,10 +26,10 @@ class Malformed(ValueError):
     """It is not such JSON; the text says why, and is to follow the name of the file."""
 
 
-def decode(raw: bytes) -> object:
-    """The value that `raw` holds; Malformed."""
-    if len(raw) > MAX_NBYTES:
-        raise Malformed(f"it has more than {MAX_NBYTES:,} bytes")
+def decode(raw: bytes, limit: int = MAX_NBYTES) -> object:
+    """The value that `raw` holds, of at most `limit` bytes; Malformed."""
+    if len(raw) > limit:
+        raise Malformed(f"it has more than {limit:,} bytes")
     if raw.count(b"[") + raw.count(b"{") > MAX_CONTAINERS:
         raise Malformed(f"it has more than {MAX_CONTAINERS:,} lists and objects")
     try:

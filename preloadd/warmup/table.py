@@ -102,6 +102,14 @@ def parse(raw: bytes, source: str) -> Table:
         raise BadTable(source, str(error)) from None
 
 
+def from_json(value: object, source: str) -> Table:
+    """The table that is `value`, which `strict_json.decode` read as part of more; BadTable."""
+    try:
+        return _table(value)
+    except Malformed as error:
+        raise BadTable(source, str(error)) from None
+
+
 def render(table: Table) -> bytes:
     """`table` as FlashInfer writes it, with a fresh digest; ASCII, whatever its reader's locale."""
     body: dict[str, object] = {}

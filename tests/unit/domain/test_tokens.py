@@ -2,7 +2,16 @@ import dataclasses
 
 import pytest
 
-from preloadd.domain.tokens import PREFIX, ending, is_name, is_secret, token, unexpired, verify
+from preloadd.domain.tokens import (
+    PREFIX,
+    ending,
+    is_name,
+    is_secret,
+    presented,
+    token,
+    unexpired,
+    verify,
+)
 
 SECRET = PREFIX + "a" * 43
 SALT = bytes(range(16))
@@ -19,11 +28,11 @@ def test_secret_is_known_by_its_hash_alone():
 
 
 @pytest.mark.parametrize(
-    "presented",
+    "shown",
     [b"", SECRET.encode()[:-1], SECRET.encode() + b"a", b"\xff" * 47, SECRET.encode() * 999],
 )
-def test_nothing_else_is_accepted(presented):
-    assert verify([made()], presented, 100.0) is None
+def test_nothing_else_is_accepted(shown):
+    assert verify([made()], shown, 100.0) is None
 
 
 def test_salt_makes_equal_secrets_differ():
@@ -65,3 +74,10 @@ def test_names(text, good):
 def test_what_is_no_secret(text):
     assert is_secret(SECRET)
     assert not is_secret(text)
+
+
+@pytest.mark.parametrize("secret", ["pässwort", "\udcff", "", "\0"])
+def test_secrets_of_others_may_be_any_text(secret):
+    one = token("n", secret, bytes(16), now=0.0, expires=None)
+    assert verify([one], presented(secret), 0.0) == "n"
+    assert verify([one], presented(secret + "x"), 0.0) is None

@@ -157,3 +157,20 @@ async def test_peers_are_named():
         with ours:
             assert tcp.peer_named(ours) == f"{HERE}:{theirs.getsockname()[1]}"
         assert tcp.peer_named(ours) == "a host that is gone"
+
+
+async def test_all_is_sent_however_slowly_it_is_read(wires):
+    one, other = wires
+    got = bytearray()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(one.send, b"x" * (8 << 20))
+        while len(got) < 8 << 20:
+            got += await other.receive()
+    assert not got.strip(b"x")
+
+
+async def test_sending_to_who_is_gone_fails(wires):
+    one, other = wires
+    other.hang_up()
+    with pytest.raises(OSError):
+        await one.send(b"x" * (8 << 20))

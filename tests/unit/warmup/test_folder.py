@@ -213,3 +213,22 @@ def test_nothing_but_a_hash_names_a_folder(root, table, name):
         with pytest.raises(ValueError, match="no hash"):
             attempt()
     assert not Path(root).exists()
+
+
+def test_one_table_is_read_as_it_is_stored(root, table):
+    assert folder.stored(root, HASH, ONE) is None
+    (path,) = put(root, ONE, table=table)
+    assert folder.stored(root, HASH, ONE) == path.read_bytes()
+    assert folder.stored(root, HASH, TWO) is None
+    path.write_bytes(b"no table")
+    assert folder.stored(root, HASH, ONE) == b"no table"
+
+
+def test_of_one_table_no_link_is_followed(root, table, tmp_path):
+    (path,) = put(root, ONE, table=table)
+    path.rename(tmp_path / "elsewhere")
+    path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(InsecurePath, match="symbolic link"):
+        folder.stored(root, HASH, ONE)
+    with pytest.raises(ValueError, match="no hash"):
+        folder.stored(root, "..", ONE)

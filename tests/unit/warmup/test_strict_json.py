@@ -66,3 +66,9 @@ def test_bounds_are_where_they_are_said_to_be():
         decode(b"[" + deep + b"]")
     assert decode(b"9" * MAX_DIGITS) == 10**MAX_DIGITS - 1
     assert decode(b"1" + b" " * (MAX_NBYTES - 1)) == 1
+
+
+def test_another_limit_of_bytes():
+    assert decode(b"[1]", 3) == [1]
+    with pytest.raises(Malformed, match="more than 2 bytes"):
+        decode(b"[1]", 2)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preloadd.warmup.table import MAX_KEY, BadTable, Entry, Table, parse, render
+from preloadd.warmup.table import MAX_KEY, BadTable, Entry, Table, from_json, parse, render
 
 SCALARS = st.none() | st.booleans() | st.integers(-(2**62), 2**62) | st.text(max_size=8)
 TACTICS = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=3), max_leaves=6)
@@ -141,3 +141,10 @@ def test_what_vllm_compares_between_ranks(raw):
     assert parse(raw(), "t").fingerprint != one.fingerprint
     assert parse(raw(_generation="x"), "t").fingerprint == (one.fingerprint[0], 2)
     assert parse(raw(a=["R", 1], _metadata={}), "t").fingerprint != one.fingerprint
+
+
+def test_a_table_within_more_json_is_judged_the_same(raw, body):
+    assert from_json(body(), "t") == parse(raw(), "t")
+    for bad in ([], None, {"a": 5}):
+        with pytest.raises(BadTable, match=r"^t: "):
+            from_json(bad, "t")

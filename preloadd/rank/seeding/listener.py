@@ -1,0 +1,243 @@
+"""The port at which a rank answers others that are yet to warm up.
+
+Strangers connect here. None of them can end this, make it hold much, or make others wait long: who
+says nothing is hung up on, first of all by whoever comes next. No word of theirs is logged.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+
+import anyio
+from anyio import to_thread
+from anyio.abc import TaskGroup
+
+from preloadd.errors import PreloadError, ProtocolViolation
+from preloadd.rank.seeding.crowd import Crowd, of_one_peer
+from preloadd.transport import tcp
+from preloadd.warmup.seeding import messages as m
+from preloadd.warmup.seeding.frames import MAX_REQUEST, Frame, framed
+from preloadd.warmup.seeding.kinds import Kind
+
+log = logging.getLogger(__name__)
+
+Admits = Callable[[bytes], bool]
+"""Whether a token, as `domain.tokens.presented` has it, is good now; has to take constant time."""
+
+REQUEST_S = 10.0
+"""Seconds for a whole request, from when its sender was accepted."""
+
+EXCHANGE_S = 60.0
+"""Seconds for all that comes after a good token."""
+
+RESOLVE_S = 20.0
+"""Seconds of those for finding what is asked for: less than vLLM waits for the first byte."""
+
+PAUSE_S = 0.005
+"""Seconds that a wrong token keeps its sender's address from having another one looked at."""
+
+_BACKLOG = 4096
+"""Connections that the kernel keeps for later. One that it drops is tried again after a second."""
+
+_AT_ONCE = 8
+"""Accepted at a time: far fewer than an address may have, so that who asks at once is heard."""
+
+_ANSWERS = 16
+_ANSWERS_EACH = 4
+_WAITING_EACH = 32
+_SHORT_S = 0.1
+_AGAIN_S = 1.0
+_FAREWELL_S = 1.0
+_QUIET_S = 60.0
+
+
+@dataclass(slots=True)
+class _Address:
+    """What all guests of one address share."""
+
+    guests: int = 0
+    looking: anyio.Lock = field(default_factory=anyio.Lock)
+    answers: anyio.Semaphore = field(default_factory=lambda: anyio.Semaphore(_ANSWERS_EACH))
+
+
+class Listener:
+    """Answers with `kinds` whoever has a token that is good. `serve` it once.
+
+    `fault` says why there is no port; '' if there is one, or none was tried yet (`tried`).
+    """
+
+    def __init__(self, host: str, port: int, kinds: Iterable[Kind], admits: Admits) -> None:
+        self.fault = ""
+        self.tried = anyio.Event()
+        self._host, self._port = host, port
+        self._kinds = {kind.name: kind for kind in kinds}
+        self._admits = admits
+        self._crowd = Crowd()
+        self._scopes: dict[int, anyio.CancelScope] = {}
+        self._addresses: dict[str, _Address] = {}
+        self._answers = anyio.Semaphore(_ANSWERS)
+        self._threads = anyio.CapacityLimiter(_ANSWERS)
+        self._numbers = 0
+        self._quiet_until: dict[str, float] = {}
+
+    async def serve(self) -> None:
+        """Listen until cancelled, and try again for as long as that is not possible."""
+        while True:
+            try:
+                listeners = await tcp.listen(self._host, self._port, _BACKLOG)
+            except OSError as error:
+                self._no_port(error)
+                await anyio.sleep(_AGAIN_S)
+                continue
+            self.fault = ""
+            self.tried.set()
+            with ExitStack() as undo:
+                for listener in listeners:
+                    undo.callback(listener.close)
+                async with anyio.create_task_group() as tasks:
+                    for listener in listeners:
+                        tasks.start_soon(self._accept, listener, tasks)
+
+    def _no_port(self, error: OSError) -> None:
+        fault = (
+            f"others cannot be seeded at {self._host}:{self._port}: {error.strerror or error}; see "
+            f"`ss -ltnp 'sport = :{self._port}'` for who has the port, and --seed-listen-host"
+        )
+        if fault != self.fault:
+            log.warning("%s", fault)
+        self.fault = fault
+        self.tried.set()
+
+    async def _accept(self, listener: socket.socket, tasks: TaskGroup) -> None:
+        while True:
+            await anyio.wait_readable(listener)
+            try:
+                # Several at once: an honest peer is behind all others that are waiting.
+                for _ in range(_AT_ONCE):
+                    sock, (host, *_) = listener.accept()
+                    self._welcome(sock, of_one_peer(host), tasks)
+            except (BlockingIOError, ConnectionError):
+                continue
+            except OSError as error:
+                # The listener stays readable all the while.
+                self._say_once("", "accepting a peer: %s", error.strerror)
+                await anyio.sleep(_SHORT_S)
+
+    def _welcome(self, sock: socket.socket, address: str, tasks: TaskGroup) -> None:
+        self._numbers += 1
+        leaving = self._crowd.arrived(self._numbers, address)
+        if leaving is not None:
+            self._scopes[leaving].cancel()
+        scope = anyio.CancelScope(deadline=anyio.current_time() + REQUEST_S)
+        self._scopes[self._numbers] = scope
+        tasks.start_soon(self._hear, self._numbers, sock, address, scope)
+
+    async def _hear(
+        self, number: int, sock: socket.socket, address: str, scope: anyio.CancelScope
+    ) -> None:
+        """One guest, from when it came until it is gone."""
+        with sock, scope, self._sharing(address) as shared:
+            try:
+                wire = tcp.Wire(sock)
+                await self._exchange(number, address, shared, wire, scope)
+                wire.finish()
+            except OSError as error:
+                log.debug("a peer at %s hung up: %s", address, error.strerror)
+            except Exception:  # noqa: BLE001 - logged, but not at every connection
+                text = "a peer at %s was hung up on, because hearing it failed"
+                self._say_once(f"{address} failed", text, address, exc_info=True)
+            finally:
+                self._crowd.left(number)
+                del self._scopes[number]
+
+    @contextmanager
+    def _sharing(self, address: str) -> Iterator[_Address]:
+        shared = self._addresses.setdefault(address, _Address())
+        shared.guests += 1
+        try:
+            yield shared
+        finally:
+            shared.guests -= 1
+            if not shared.guests:
+                del self._addresses[address]
+
+    async def _exchange(
+        self,
+        number: int,
+        address: str,
+        shared: _Address,
+        wire: tcp.Wire,
+        scope: anyio.CancelScope,
+    ) -> None:
+        """Hear the request, and answer it if its token is good."""
+        try:
+            raw = await _request(wire)
+            self._crowd.asked(number)
+            request = m.parse_request(raw)
+            await self._authenticate(request.token, address, shared)
+        except ProtocolViolation as error:
+            with anyio.move_on_after(_FAREWELL_S):
+                await wire.send(framed(m.failed(str(error))))
+            return
+        self._crowd.left(number)
+        scope.deadline = anyio.current_time() + EXCHANGE_S
+        if shared.answers.statistics().tasks_waiting >= _WAITING_EACH:
+            await wire.send(framed(m.failed("there are too many requests of this peer")))
+            return
+        async with shared.answers, self._answers:
+            answer = await self._answered(request, address)
+            await wire.send(framed(answer))
+
+    async def _authenticate(self, token: bytes, address: str, shared: _Address) -> None:
+        """ProtocolViolation if the token is not good, after a while in which no other is tried."""
+        async with shared.looking:
+            if self._admits(token):
+                return
+            await anyio.sleep(PAUSE_S)
+        self._say_once(address, "a peer at %s has no token that is valid here", address)
+        raise ProtocolViolation(m.UNAUTHORIZED)
+
+    async def _answered(self, request: m.Request, address: str) -> bytes:
+        """The answer to somebody whose token is good, and who may send anything all the same."""
+        kind = self._kinds.get(request.kind)
+        if kind is None:
+            return m.failed(m.UNSUPPORTED)
+        try:
+            with anyio.fail_after(RESOLVE_S):
+                payload = await to_thread.run_sync(
+                    kind.resolve, request.fields, abandon_on_cancel=True, limiter=self._threads
+                )
+        except TimeoutError:
+            log.warning("what %s asks for was not found within %g s", address, RESOLVE_S)
+            return m.failed("it was not found in time")
+        except ProtocolViolation as error:
+            return m.failed(str(error))
+        except (PreloadError, OSError) as error:
+            log.warning("what %s asks for could not be read: %s", address, error)
+            return m.failed("it could not be read")
+        answer = None if payload is None else m.found(payload)
+        log.info("%s to %s: %s", kind.name, address, "none is here" if answer is None else "given")
+        return m.missed() if answer is None else answer
+
+    def _say_once(self, about: str, text: str, *values: object, exc_info: bool = False) -> None:
+        """A warning that strangers can cause: one a minute about each, and about few at all."""
+        now = anyio.current_time()
+        known = {name: until for name, until in self._quiet_until.items() if until > now}
+        if about not in known and len(known) < _ANSWERS:
+            known[about] = now + _QUIET_S
+            log.warning(text, *values, exc_info=exc_info)
+        self._quiet_until = known
+
+
+async def _request(wire: tcp.Wire) -> bytes:
+    """The bytes of the one request. OSError if the peer is gone, ProtocolViolation."""
+    frame = Frame(MAX_REQUEST)
+    while data := await wire.receive():
+        raw = frame.receive(data)
+        if raw is not None:
+            return raw
+    raise ConnectionResetError(0, "before the end of its request")
