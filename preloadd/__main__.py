@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from preloadd import __version__
+from preloadd.errors import EXIT_STATUS, ErrorCode
 from preloadd.linux import streams
 
 COMMANDS = {
@@ -92,7 +93,15 @@ def _be_rank(arguments: Sequence[str]) -> NoReturn:
     if "PYTHONSAFEPATH" in amendments and not sys.flags.safe_path:
         # This interpreter has begun to search where a new one would not: in the script's folder.
         del sys.path[0]
-    from preloadd.rank.__main__ import main as serve
+    try:
+        from preloadd.rank.__main__ import main as serve
+    except ModuleNotFoundError as error:
+        # What systemd does not try again: another interpreter must be named, or that one completed.
+        sys.stderr.write(
+            f"preloadd: {sys.executable} has no package {error.name}: `preloadctl doctor` says "
+            "what to do\n"
+        )
+        sys.exit(EXIT_STATUS[ErrorCode.CONFIG])
 
     sys.exit(serve(arguments))
 

@@ -5,16 +5,18 @@ format has them for builders to come.
 
 from preloadd.cli.exits import MEANINGS
 from preloadd.cli.views import Versions
-from preloadd.config.group import Group, Restart, Seed, Warmup
-from preloadd.config.tokens import own_secret
+from preloadd.config.group import Group, Restart, Warmup
 from preloadd.domain.files import FileIdentity
 from preloadd.domain.manifest import Kind, Manifest
 from preloadd.domain.settings import Versions as Installed
+from preloadd.engine.torch import Weights
+from preloadd.launcher.options import Options
 from preloadd.launcher.progress import Terminal
 from preloadd.linux.logs import PriorityFormatter
 from preloadd.memory import api
 from preloadd.supervisor.metrics import ViewCollector
 from preloadd.supervisor.models import Alive, RankTold
+from preloadd.warmup.bundles.identity import CompileIdentity
 from preloadd.weights.plan.slices import Slice
 
 USED = (
@@ -25,10 +27,13 @@ USED = (
     Installed.flashinfer,
     Installed.deep_gemm,
     Installed.triton_kernels,
+    Options.seed_token,
     Kind.BUFFER,
     Kind.NON_PERSISTENT_BUFFER,
     Manifest.attributes,
     PriorityFormatter.format,
+    CompileIdentity.site_packages,
+    CompileIdentity.triton,
     Slice.whole_shape,
     Alive.alive,
     RankTold.age_seconds,
@@ -44,9 +49,8 @@ USED = (
     Group.warmup,
     Restart.burst,
     Restart.pause_s,
-    Seed.enabled,
     Warmup.flashinfer_autotune,
+    Weights.autotune_table,
     Warmup.stores,
     Warmup.trust_bundles,
-    own_secret,
 )

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from preloadd.admin import cache_report
+from preloadd.admin import bundles, cache_report
 from preloadd.admin.cache import (
     Cache,
     caches_in,
@@ -100,6 +100,7 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
             help="the folder of configurations; default: where vLLM looks in this environment",
         )
         arguments(added)
+    bundles.add_command(commands)
 
 
 def _list_arguments(parser: argparse.ArgumentParser) -> None:

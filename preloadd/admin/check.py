@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 
-from preloadd.admin import devices
+from preloadd.admin import devices, stores
+from preloadd.admin.seeding import seed_faults, seed_notes
 from preloadd.admin.service import Service, service
 from preloadd.admin.world import World
 from preloadd.config.drafts import CONFIG
@@ -21,6 +22,7 @@ from preloadd.config.files import HOST_FILE, Fault
 from preloadd.config.group import Group
 from preloadd.config.host import ENVIRONMENT, HostSettings, Survey, variable
 from preloadd.config.strict import fields_of
+from preloadd.config.tokens import VARIABLE
 from preloadd.errors import ConfigError, PreloadError, ServiceManagerError
 from preloadd.linux import peers, seqpacket
 from preloadd.linux.systemctl import Systemctl
@@ -30,7 +32,7 @@ from preloadd.weights.native import require_divisible
 TEMPLATE = "preloadd@CPU-0.service"
 """Any rank's unit: all are made of one template."""
 
-VARIABLES = ("PRELOADD_CONFIG_DIR", "PRELOADD_PYTHON")
+VARIABLES = ("PRELOADD_CONFIG_DIR", "PRELOADD_PYTHON", VARIABLE)
 """What the environment of daemons may say besides the keys of the host's file."""
 
 _FIND_VLLM = """
@@ -80,6 +82,8 @@ def check(found: Survey, world: World) -> Report:
             model, wrong = _look_at(file.group, str(file.path), trial, world)
             models += [model] if model else []
             notes += _without_draft(file.group, str(file.path))
+            notes += seed_notes(file.group, str(file.path), host, trial)
+            wrong += seed_faults(file.group, str(file.path), host, trial)
             faults += map(file.document.at_home, wrong)
             faults += _socket_faults(host, file.group, origin)
     return Report(tuple(faults), tuple(notes), tuple(models))
@@ -183,6 +187,7 @@ def _look_at(
         faults.append(Fault(file, key, text))
     else:
         faults += devices.faults(group, file, trial, python)
+        faults += stores.faults(group, file, trial, world.python(), python)
     folders, nbytes = [], 0
     for where, name, revision in _checkpoints(group):
         found = _checkpoint(name, revision, trial, python)

@@ -40,7 +40,7 @@ class Service:
 
     def closed_files(self, folder: Path) -> list[Fault]:
         """What a daemon could not read of the configuration below `folder`."""
-        with self._acting():
+        with self.acting():
             return unreadable(folder)
 
     def cannot_load(self, python: str) -> str:
@@ -71,7 +71,7 @@ class Service:
         return told.complaint or f"{command[0]} ended with status {told.status}", b""
 
     @contextmanager
-    def _acting(self) -> Iterator[None]:
+    def acting(self) -> Iterator[None]:
         """This process may do what the user may; it has no other threads."""
         if self.identity is None:
             yield

@@ -8,6 +8,8 @@ import sys
 from types import FrameType
 from typing import NoReturn
 
+from preloadd.errors import EXIT_STATUS, ErrorCode
+
 INTERRUPTED = 128 + signal.SIGINT
 
 
@@ -23,6 +25,13 @@ def main() -> NoReturn:
         as_module = sys.argv[0] == __file__
         world = World(os.environ, os.geteuid(), sys.stdout, sys.stderr, as_module=as_module)
         status = run(sys.argv[1:], world)
+    except ModuleNotFoundError as error:
+        # The text is the whole of it to an administrator who named another interpreter.
+        sys.stderr.write(
+            f"preloadctl: {sys.executable} has no package {error.name}: `preloadctl doctor` says "
+            "what to do\n"
+        )
+        status = EXIT_STATUS[ErrorCode.CONFIG]
     except KeyboardInterrupt:
         status = INTERRUPTED
     # What is left to do is the interpreter's, which would answer Ctrl-C with a traceback.

@@ -351,7 +351,7 @@ def version(
 
 
 _PASSED_ON = {
-    "cache": "Tables that FlashInfer has tuned: list, show, verify, export, import, prune.",
+    "cache": "Tables that FlashInfer tuned: list, show, verify, export, import, prune; bundles.",
     "token": "Seeding tokens: create, list, revoke, rotate.",
     "doctor": "Look for what is wrong with this host, and say the remedies.",
     "config": "Check, show or apply the configuration.",

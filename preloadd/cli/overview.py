@@ -74,6 +74,7 @@ class Rank:
     leases: tuple[Holder, ...] = ()
     counters: Mapping[str, int] = field(default_factory=dict)
     key: Mapping[str, str] = field(default_factory=dict)
+    warmup: tuple[str, ...] = ()
 
     @property
     def serving(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from preloadd import __version__
 from preloadd.cli.overview import Condition, Group, Overview, Rank
 from preloadd.cli.paper import Cell, Paper, Styled
 from preloadd.cli.views import Leases, Versions
@@ -32,6 +33,7 @@ def overview(seen: Overview, paper: Paper) -> str:
     more = [_explanation(rank) for rank in seen.ranks if rank.condition not in quiet]
     more += [_warning(rank) for rank in seen.ranks if rank.warning]
     more += [f"{group.name}: it has no ranks" for group in seen.groups if not group.ranks]
+    more += _outdated(seen)
     return table + paper.lines([*more, *_notes(seen.notes), _sum(seen)])
 
 
@@ -166,6 +168,7 @@ def _facts(rank: Rank) -> list[tuple[str, str]]:
         ("unit", f"{rank.unit} is {rank.active}, {rank.restarts} restarts" if rank.unit else ""),
     ]
     facts += [("engine", f"{e.client} (pid {e.pid}), {e.mode}") for e in rank.leases]
+    facts += [("warm-up", line) for line in rank.warmup]
     facts += [(name, f"{value:,}") for name, value in rank.counters.items()]
     facts += [(f"key: {name}", value) for name, value in rank.key.items()]
     return [(name, value) for name, value in facts if value]
@@ -202,6 +205,14 @@ def _explanation(rank: Rank) -> Cell:
 def _warning(rank: Rank) -> Cell:
     told = f"{rank.group or '-'} {rank.instance}: warning: {rank.warning}"
     return Styled(harmless(told), BUSY)
+
+
+def _outdated(seen: Overview) -> list[Cell]:
+    """What there is to do after an upgrade, which leaves ranks alone."""
+    old = dict.fromkeys(r.group for r in seen.ranks if r.version not in ("", __version__))
+    told = ", ".join(name or "(no group)" for name in old)
+    text = f"{told}: not the preloadd that is installed ({__version__}): see `preloadctl version`"
+    return [Styled(harmless(text), BUSY)] if old else []
 
 
 def _remedy(rank: Rank) -> str:

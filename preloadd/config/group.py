@@ -1,8 +1,4 @@
-"""One group's file in `groups.d`: a model, the devices that hold it, and how.
-
-Keys whose feature is yet to come are known, so that a file says what it will say later; any value
-but the default is refused, so that nobody counts on what does not happen.
-"""
+"""One group's file in `groups.d`: a model, the devices that hold it, and how."""
 
 from __future__ import annotations
 
@@ -23,6 +19,7 @@ from preloadd.config.engine import (
 )
 from preloadd.config.faults import validated
 from preloadd.config.files import Document, Fault, Layers
+from preloadd.config.seeding import PREFIX, Seed, seed_faults, seeding
 from preloadd.config.spread import NOTHING, Spread, spread_faults
 from preloadd.config.strict import (
     MaybeChunkBytes,
@@ -33,11 +30,11 @@ from preloadd.config.strict import (
     Strict,
     Text,
     Texts,
-    later,
     listed,
 )
 from preloadd.config.vllm import Division, divide
 from preloadd.domain.devices import ALL
+from preloadd.domain.endpoint import Endpoint
 from preloadd.domain.ids import Instance, device_id, on_host
 from preloadd.domain.launch import Fault as Unfit
 from preloadd.domain.launch import Launch, world_told
@@ -123,16 +120,9 @@ class Allowed(Strict):
 class Warmup(Strict):
     """`[warmup]`: what is made ready besides weights."""
 
-    flashinfer_autotune: Annotated[bool, later("tuning of FlashInfer", default=False)] = False
-    stores: Annotated[Texts, later("shared stores", default=())] = ()
-    trust_bundles: Annotated[bool, later("compiled bundles", default=False)] = False
-
-
-class Seed(Strict):
-    """`[seed]`: whether other hosts may fetch tables from this group, and where it fetches."""
-
-    enabled: Annotated[bool, later("seeding", default=False)] = False
-    peers: Annotated[Texts, later("seeding", default=())] = ()
+    flashinfer_autotune: bool = True
+    stores: Texts = ()
+    trust_bundles: bool = False
 
 
 class Restart(Strict):
@@ -228,6 +218,13 @@ class Group(Strict):
         return {key: (met.address, port) for key, port in ports.items() if port is not None}
 
     @property
+    def listens(self) -> tuple[Endpoint, ...]:
+        """Where the ranks of this host are asked by others."""
+        node = self.node
+        found = [seeding(self.seed, node, instance) for instance in node.instances]
+        return tuple(each.listen for each in found if each and each.listen)
+
+    @property
     def allowed(self) -> Access:
         """Who may attach, as a value."""
         return Access(groups=self.access.groups, users=self.access.users)
@@ -245,7 +242,8 @@ def judge(
     group, faults = validated(Group, layers, origin)
     checks = (_contradicting, _misread, _laid_out)
     faults += [fault for check in checks if (fault := check(document))]
-    faults += [*_misplaced(document, ports), *engine_faults(document), *draft_faults(document)]
+    faults += [*_misplaced(document, ports), *_seeded(document)]
+    faults += [*engine_faults(document), *draft_faults(document)]
     return (None if faults else group), [where_written(fault, document) for fault in faults]
 
 
@@ -269,12 +267,40 @@ def _misplaced(document: Document, ports: Mapping[str, int]) -> Iterator[Fault]:
     if isinstance(gpus, list) and gpus and ALL not in gpus:
         # Those that are there twice are told of elsewhere.
         devices = list(dict.fromkeys(map(str, gpus)))
-    launch = found.launch(devices, drafts=has_drafts(document), others=ports)
-    faults = spread_faults(launch) or [*_left_over(launch)]
-    for setting, text in faults:
-        key = "gpus" if setting == "devices" else f"parallel.{setting}"
-        what, _, remedy = text.rpartition(": ")
-        yield Fault(str(document.path), key, f"{what} ({remedy})")
+    seed = _seed_of(document)
+    launch = found.launch(
+        devices,
+        drafts=has_drafts(document),
+        others=ports,
+        seed_ports=seed.ports if seed else (None, None),
+    )
+    for fault in spread_faults(launch) or [*_left_over(launch)]:
+        yield _told(fault, document)
+
+
+def _seeded(document: Document) -> Iterator[Fault]:
+    """What is wrong with `[seed]`, as far as each of its keys is right."""
+    seed = _seed_of(document)
+    for fault in seed_faults(seed) if seed else ():
+        yield _told(fault, document)
+
+
+def _seed_of(document: Document) -> Seed | None:
+    """What the file says of seeding; None if that is not even understood."""
+    layers, said = Layers(), document.table.get("seed", {})
+    layers.lay("", said if isinstance(said, dict) else {"": said})
+    return validated(Seed, layers, "")[0]
+
+
+def _told(unfit: Unfit, document: Document) -> Fault:
+    """The same as a fault of a file: there the remedy stands in brackets."""
+    key = f"parallel.{unfit.setting}"
+    if unfit.setting == "devices":
+        key = "gpus"
+    elif unfit.setting.startswith(PREFIX):
+        key = f"seed.{unfit.setting.removeprefix(PREFIX)}"
+    what, _, remedy = unfit.text.rpartition(": ")
+    return Fault(str(document.path), key, f"{what} ({remedy})")
 
 
 def _left_over(launch: Launch) -> Iterator[Unfit]:

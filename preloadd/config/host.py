@@ -39,6 +39,8 @@ from preloadd.config.strict import (
     Text,
     fields_of,
 )
+from preloadd.domain.endpoint import Endpoint
+from preloadd.domain.seeding import EVERYWHERE
 from preloadd.domain.settings import Deadlines
 from preloadd.errors import ConfigError
 
@@ -235,7 +237,7 @@ def _groups(
         found.append(GroupFile(document, group))
         faults += wrong
     faults += _contested(documents)
-    faults += _met(found)
+    faults += [*_met(found), *_listened(found)]
     return tuple(found), sorted(faults, key=attrgetter("origin"))
 
 
@@ -248,6 +250,24 @@ def _met(files: Iterable[GroupFile]) -> Iterator[Fault]:
                 key = f"parallel.{setting}"
                 text = f"{place[1]} at {place[0]} is the port of {first.path} (give another one)"
                 yield where_written(Fault("", key, text), file.document)
+
+
+def _listened(files: Iterable[GroupFile]) -> Iterator[Fault]:
+    """Ports at which ranks of more than one group would be asked by others."""
+    taken: list[tuple[Endpoint, GroupFile]] = []
+    for file in files:
+        mine = file.group.listens if file.group else ()
+        for there, first in taken:
+            if any(_collide(there, one) for one in mine):
+                text = f"gives a rank {there.port}, as {first.path} does (give another one)"
+                yield where_written(Fault("", "seed.listen_port", text), file.document)
+                break
+        taken += [(one, file) for one in mine]
+
+
+def _collide(one: Endpoint, other: Endpoint) -> bool:
+    hosts = {one.host, other.host}
+    return one.port == other.port and (len(hosts) == 1 or not hosts.isdisjoint(EVERYWHERE))
 
 
 def _contested(documents: list[Document]) -> Iterator[Fault]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from preloadd.config.files import GROUPS
 from preloadd.config.group import Group, claims
 from preloadd.config.host import GroupFile, HostSettings, Survey, require_host, survey
+from preloadd.config.seeding import seeding
 from preloadd.config.spread import rendezvous
 from preloadd.domain.ids import Instance, Role
 from preloadd.domain.placement import peers
@@ -19,6 +20,7 @@ from preloadd.domain.settings import (
     Reader,
     Source,
     Sources,
+    Warmup,
 )
 from preloadd.errors import ConfigError
 
@@ -74,6 +76,12 @@ def rank_settings(
         rendezvous=rendezvous(node, instance),
         log_level=host.log_level,
         python=group.python,
+        warmup=Warmup(
+            autotune=group.warmup.flashinfer_autotune,
+            stores=group.warmup.stores,
+            trust_bundles=group.warmup.trust_bundles,
+        ),
+        seeding=seeding(group.seed, node, instance, tokens=host.state_dir),
     )
 
 

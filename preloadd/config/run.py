@@ -23,8 +23,9 @@ from pydantic_core import ErrorDetails
 
 from preloadd.config.arguments import from_words
 from preloadd.config.drafts import Speculation
+from preloadd.config.seeding import Seed, seed_faults, seeding
 from preloadd.config.spread import Once, Spread, rendezvous, spread_faults
-from preloadd.config.strict import ChunkBytes, LogLevel, Seconds
+from preloadd.config.strict import ChunkBytes, LogLevel, MaybeText, Seconds
 from preloadd.config.vllm import Division, divide
 from preloadd.domain.ids import DeviceId, Instance
 from preloadd.domain.launch import Launch, flag
@@ -43,12 +44,14 @@ from preloadd.domain.settings import (
     Reader,
     Source,
     Sources,
+    Warmup,
     resolved,
 )
 from preloadd.errors import ConfigError
 
 _Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
 _USUAL = Deadlines()
+_SEED = Seed()
 
 
 def _absolute(value: object) -> object:
@@ -61,6 +64,13 @@ def _absolute(value: object) -> object:
         raise ValueError(
             f"cannot be followed from here ({error}): give an absolute path"
         ) from error
+
+
+_MaybePath = Annotated[Path | None, BeforeValidator(_absolute)]
+
+
+def _text(path: Path | None) -> str:
+    return "" if path is None else str(path)
 
 
 def _split(value: object) -> object:
@@ -95,13 +105,26 @@ class RunOptions(Spread):
     digest: Digest = Digest.SAMPLED
     chunk_bytes: ChunkBytes | None = None
     layout: Layout = Layout.AUTO
-    weight_cache_socket_dir: Annotated[Path | None, BeforeValidator(_absolute)] = None
+    weight_cache_socket_dir: _MaybePath = None
     weight_cache_health_host: _Text = "127.0.0.1"
     weight_cache_health_port: Annotated[int | None, Field(ge=0, le=65535)] = None
     access_group: tuple[_Text, ...] = ()
     access_user: tuple[_Text, ...] = ()
     rendezvous_timeout: Seconds = _USUAL.rendezvous
     peer_silence_timeout: Seconds = _USUAL.peer_silence
+    seed_listen_host: MaybeText = ""
+    seed_listen_port: int | None = None
+    seed_source_host: MaybeText = ""
+    seed_source_port: int | None = None
+    seed_token_file: _MaybePath = None
+    seed_tls_cert: _MaybePath = None
+    seed_tls_key: _MaybePath = None
+    seed_tls_ca: _MaybePath = None
+    seed_weights: bool = False
+    seed_timeout: Seconds = _SEED.within_s
+    disable_flashinfer_autotune: bool = False
+    trust_bundles: bool = False
+    warmup_cache_stores: Annotated[tuple[_Text, ...], BeforeValidator(_split)] = ()
     no_draft: bool = False
     restart_ranks: bool = False
     python: str = ""
@@ -161,7 +184,24 @@ class RunOptions(Spread):
         """What this node is told of ranks, while its devices are not known."""
         health = self.weight_cache_health_port or 0
         others = {"weight-cache-health-port": health}
-        return self.launch(drafts=self.drafted is not None, others=others)
+        drafts, ports = self.drafted is not None, self.seed.ports
+        return self.launch(drafts=drafts, others=others, seed_ports=ports)
+
+    @property
+    def seed(self) -> Seed:
+        """What is said of seeding."""
+        return Seed(
+            listen_host=self.seed_listen_host,
+            listen_port=self.seed_listen_port,
+            source_host=self.seed_source_host,
+            source_port=self.seed_source_port,
+            token_file=_text(self.seed_token_file),
+            tls_cert=_text(self.seed_tls_cert),
+            tls_key=_text(self.seed_tls_key),
+            tls_ca=_text(self.seed_tls_ca),
+            weights=self.seed_weights,
+            within_s=self.seed_timeout,
+        )
 
     @property
     def ranks(self) -> range:
@@ -207,8 +247,9 @@ def parse_run(given: Mapping[str, object], engine: Iterable[str] = ()) -> RunOpt
     except ValidationError as error:
         faults = [*map(_told, error.errors()), *faults]
     launch = options.placed if options else _placed(said, division)
-    if launch is not None:
-        faults += [f"{flag(setting)}: {text}" for setting, text in spread_faults(launch)]
+    wrong = [*spread_faults(launch)] if launch is not None else []
+    wrong += seed_faults(options.seed) if options else []
+    faults += [f"{flag(setting)}: {text}" for setting, text in wrong]
     if options is None or faults:
         raise ConfigError("\n".join(faults))
     return options
@@ -268,6 +309,12 @@ def rank_settings(
             log_level=options.log_level,
             python=python,
             rendezvous=rendezvous(node, instance),
+            warmup=Warmup(
+                autotune=not options.disable_flashinfer_autotune,
+                stores=options.warmup_cache_stores,
+                trust_bundles=options.trust_bundles,
+            ),
+            seeding=seeding(options.seed, node, instance),
         )
         for instance in node.instances
     )

@@ -75,8 +75,12 @@ class Spread(BaseModel):
         *,
         drafts: bool = False,
         others: Mapping[str, int] = NOTHING,
+        seed_ports: tuple[int | None, int | None] = (None, None),
     ) -> Launch:
-        """What this node is told, with its `devices` if those are known; see `Launch`."""
+        """What this node is told, with its `devices` if those are known; see `Launch`.
+
+        `seed_ports` are the first at which its ranks are asked, and at which they ask.
+        """
         return Launch(
             parallel=self.parallel,
             devices=None if devices is None else tuple(map(DeviceId, devices)),
@@ -92,6 +96,8 @@ class Spread(BaseModel):
             master_port=self.master_port,
             data_parallel_rpc_port=self.data_parallel_rpc_port,
             others=others,
+            seed_listen_port=seed_ports[0],
+            seed_source_port=seed_ports[1],
         )
 
 

@@ -38,17 +38,6 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
-def later(what: str, *, default: object) -> AfterValidator:
-    """Refuses everything but `default` of a setting whose feature is yet to come."""
-
-    def check(value: object) -> object:
-        if value != default:
-            raise ValueError(f"{what}: not in this version (leave the key out)")
-        return value
-
-    return AfterValidator(check)
-
-
 def _whole_pages(value: ByteSize) -> ByteSize:
     """Rounded down, so that 1GB, which is no multiple of a page, may be written."""
     return ByteSize(value - value % PAGE)

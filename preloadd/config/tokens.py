@@ -1,20 +1,35 @@
-"""Where seeding tokens are kept: the hashes of a source, and the one secret of a mirror."""
+"""Where seeding tokens are kept: the hashes of a source, and the one secret of a mirror.
+
+Both may also be given tokens as they are: in a file, a credential of the service manager, or a
+variable. The first of those is what a mirror shows; a source takes each of them.
+"""
 
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
 
 from preloadd.domain.tokens import Token, is_hash, is_secret
-from preloadd.errors import ConfigError, PreloadError, ReadFailed
+from preloadd.errors import ConfigError, InsecurePath, PreloadError, ReadFailed
+from preloadd.linux.fds import OwnedFd
 from preloadd.linux.private import locked_folder, read_private, write_private
 
 TOKENS = "tokens.json"
 SECRET = "seed.token"  # noqa: S105 - the name of a file
 CREDENTIAL = "preloadd.seed-token"
+VARIABLE = "PRELOADD_SEED_TOKEN"
+"""Of the environment of daemons and launchers, which hand it on to none of their children."""
+
+MAX_NBYTES = 4096
+"""Of one token: it has to fit into a request, however it is written there."""
+
+MAX_SECRETS = 64
+MAX_GIVEN_NBYTES = MAX_SECRETS * (MAX_NBYTES + 1)
+"""Of all tokens in one place, a line each."""
 
 Change = Callable[[tuple[Token, ...]], tuple[Token, ...]]
 
@@ -63,22 +78,96 @@ def keep_secret(folder: Path, secret: str) -> None:
         raise _failed(folder / SECRET, error, "written") from error
 
 
-def own_secret(folder: Path, environ: Mapping[str, str]) -> str | None:
-    """The secret of this mirror: the service manager's credential first, then the file; else None.
+def kept_secret(folder: Path) -> str | None:
+    """The secret that this mirror keeps below the state folder `folder`; None if it keeps none.
 
     InsecurePath if others can read the file; ConfigError if it holds no secret.
     """
-    given = environ.get("CREDENTIALS_DIRECTORY", "")
-    credential = Path(given, CREDENTIAL)
     try:
-        if given and credential.exists():
-            # Made by the manager for this service alone; its mode is the manager's business.
-            return _secret(credential.read_bytes(), credential)
         return _secret(read_private(folder / SECRET, _owners(folder)), folder / SECRET)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise _failed(folder / SECRET, error, "read") from error
+
+
+def places(file: str, environ: Mapping[str, str]) -> tuple[Path, ...]:
+    """The files that hold tokens as they are, in their order: one that is configured, if `file` is
+    not empty, and the service manager's credential, if there is one."""
+    given = environ.get("CREDENTIALS_DIRECTORY", "")
+    credential = Path(given, CREDENTIAL)
+    found = [Path(file)] if file else []
+    return (*found, credential) if given and credential.exists() else tuple(found)
+
+
+def given_secrets(file: str, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """The tokens in those `places` and in `VARIABLE`. ConfigError, InsecurePath, ReadFailed."""
+    found = [
+        secret
+        for path in places(file, environ)
+        # The credential's mode is the business of the manager who made it for this service alone.
+        for secret in read_secrets(path, open_to_none=path.name != CREDENTIAL)
+    ]
+    if (said := environ.get(VARIABLE)) is not None:
+        found.append(require_secret(said, f"${VARIABLE}"))
+    return tuple(found)
+
+
+def read_secrets(path: Path, *, open_to_none: bool = True) -> tuple[str, ...]:
+    """The tokens in a file, one a line and at least one.
+
+    It may be a link, as files of secrets in containers are, and be readable for its group.
+    ConfigError, ReadFailed, and InsecurePath if all users could read it, unless that may be.
+    """
+    try:
+        with OwnedFd(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)) as fd:
+            _check(path, os.fstat(fd.fileno()), open_to_none=open_to_none)
+            raw = os.read(fd.fileno(), MAX_GIVEN_NBYTES + 1)
+    except OSError as error:
+        raise ReadFailed(
+            f"{path} could not be read: {error.strerror}. It is to hold the tokens of seeding, and "
+            "be readable for the daemons' user and nobody else"
+        ) from error
+    return secrets_in(raw, str(path))
+
+
+def secrets_in(raw: bytes, whose: str) -> tuple[str, ...]:
+    """The tokens in `raw`, one a line; ConfigError, which names `whose` they are."""
+    try:
+        lines = raw.decode().split("\n")
+    except UnicodeDecodeError:
+        # Not its cause: that would keep what was read.
+        raise ConfigError(f"{whose} holds bytes that are not UTF-8: put tokens there") from None
+    found = tuple(require_secret(line, whose) for line in lines if line.strip())
+    if not found:
+        raise ConfigError(f"{whose} is empty: put a token there, or several, one a line")
+    if len(found) > MAX_SECRETS or len(raw) > MAX_GIVEN_NBYTES:
+        raise ConfigError(f"{whose} holds more than {MAX_SECRETS} tokens: remove the old ones")
+    return found
+
+
+def require_secret(text: str, whose: str) -> str:
+    """`text` without the spaces around it; ConfigError, which does not show it, if it can be no
+    token."""
+    secret = text.strip()
+    if not secret:
+        raise ConfigError(f"{whose} is empty: give the token, or leave it out")
+    if not secret.isprintable():
+        raise ConfigError(f"{whose} holds what cannot be printed: a token is text on one line")
+    if len(secret.encode()) > MAX_NBYTES:
+        raise ConfigError(f"{whose} is longer than {MAX_NBYTES:,} bytes: give a shorter token")
+    return secret
+
+
+def _check(path: Path, found: os.stat_result, *, open_to_none: bool) -> None:
+    if not stat.S_ISREG(found.st_mode):
+        raise ConfigError(f"{path} is no regular file: give one with a token on each line")
+    mode = stat.S_IMODE(found.st_mode)
+    if open_to_none and mode & 0o007:
+        raise InsecurePath(
+            f"{path} is open to all users (mode {mode:04o}): run `chmod o-rwx {path}`, and replace "
+            "the tokens in it"
+        )
 
 
 def _secret(raw: bytes, path: Path) -> str:

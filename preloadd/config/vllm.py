@@ -64,6 +64,9 @@ _REFUSED = {
     "revision": "is said elsewhere, beside the model (leave it out: see `revision`)",
     "weight-transfer-config": "would write into weights that all engines share (leave it out)",
 }
+_TOKEN = "seed-token"  # noqa: S105 - the name of an argument
+"""Refused, but not reserved: `--seed`, which vLLM has, is not short for it."""
+
 _FORMAT = "load-format"
 
 MAX_NBYTES = 16 << 10
@@ -125,6 +128,11 @@ def _refusal(argument: Argument) -> str:
     name, values = argument.name, argument.values
     if name in _REFUSED:
         return _REFUSED[name]
+    if name == _TOKEN:
+        return (
+            "is a secret, and arguments are told to engines and logs (leave it out: see how ranks "
+            "get tokens for seeding, and replace this one)"
+        )
     if name in _LATER and values != ("1",):
         return f"{_LATER[name]}: not in this version (leave it out)"
     if name == _FORMAT and [value.lower() for value in values] == ["ipc_cache"]:

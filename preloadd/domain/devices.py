@@ -19,6 +19,9 @@ ALL = "all"
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 """The variable that says which NVIDIA GPUs, and parts of them, a process sees."""
 
+DEVICES = "PRELOADD_DEVICES"
+"""Environment: host devices an engine may use, by rank, separated by commas; CPU-0 if unset."""
+
 _SLICE = "MIG-"
 
 

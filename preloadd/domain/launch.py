@@ -23,6 +23,7 @@ class Launch:
     `devices` are those of this node, in the order of its ranks; None while nobody has looked.
     `master_port` and `data_parallel_rpc_port` are the engine's. `others` are ports that this node
     uses for something else, by what people call them. `ports` is how many in a row a role needs.
+    The two of seeding are the first of as many as there are ranks: here, and at a source.
     """
 
     parallel: Parallel
@@ -40,6 +41,8 @@ class Launch:
     data_parallel_rpc_port: int | None = None
     others: Mapping[str, int] = field(default_factory=dict)
     ports: int = 1
+    seed_listen_port: int | None = None
+    seed_source_port: int | None = None
 
     @property
     def by_nodes(self) -> bool:

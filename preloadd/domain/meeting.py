@@ -14,6 +14,7 @@ from itertools import combinations
 from typing import NamedTuple
 
 from preloadd.domain.launch import Fault, Launch
+from preloadd.domain.seeding import seed_ports
 
 LOOPBACK = "127.0.0.1"
 LAST_PORT = 65535
@@ -77,7 +78,9 @@ def meeting_of(launch: Launch) -> Meeting:
 def meeting_faults(launch: Launch, ranks: range | None) -> list[Fault]:
     """What is wrong with address and ports. `ranks` are this node's, None if they have a fault."""
     own = _own_ports(launch)
-    ports = [*_impossible(own)] or [*_overlaps([*_foreign_ports(launch), *own])]
+    listened, asked = _seed_ports(launch)
+    ports = [*_impossible([*own, *listened, *asked])]
+    ports = ports or [*_overlaps([*_foreign_ports(launch), *own, *listened])]
     return [*_unsaid(launch, ranks), *ports]
 
 
@@ -152,6 +155,22 @@ def _own_ports(launch: Launch) -> list[_Ports]:
         because = f"weight-cache-master-port {target} + {count} = "
         found.append(_Ports(target + count, count, "the draft's", _DRAFT, because))
     return found
+
+
+def _seed_ports(launch: Launch) -> tuple[list[_Ports], list[_Ports]]:
+    """The ports at which all ranks of the group are asked, and those at which they ask.
+
+    As if all were on this node: so each node comes to the same verdict.
+    """
+    count = seed_ports(world=launch.parallel.world, drafts=launch.drafts)
+
+    def ports(setting: str, first: int | None) -> list[_Ports]:
+        return [] if first is None else [_Ports(first, count, "that of seeding", setting)]
+
+    return (
+        ports("seed_listen_port", launch.seed_listen_port),
+        ports("seed_source_port", launch.seed_source_port),
+    )
 
 
 def _foreign_ports(launch: Launch) -> Iterator[_Ports]:

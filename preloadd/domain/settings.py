@@ -200,11 +200,11 @@ class Rendezvous:
 
 @dataclass(frozen=True, slots=True)
 class Warmup:
-    """What is made ready besides weights. `autotune`: FlashInfer's tables are tuned at preload time;
-    `stores` are asked for what is wanted, in this order, and given what is made; `trust_bundles`:
-    compiled code of others is installed; `deadline`: seconds for all of it."""
+    """What is made ready besides weights. `autotune`: FlashInfer's tables are tuned; `stores` are
+    asked for what is wanted, in this order, and given what is made; `trust_bundles`: compiled code
+    is given to others and taken from them; `deadline`: seconds for all of it."""
 
-    autotune: bool = False
+    autotune: bool = True
     stores: tuple[str, ...] = ()
     trust_bundles: bool = False
     deadline: float = 900.0
@@ -223,12 +223,15 @@ class Tls:
 class Seeding:
     """Where this rank answers others that are to warm up, and whom it asks itself, each with the
     port of this very rank. `weights`: whether weights are fetched from there as well. `tokens` is
-    the folder in which those are kept that are accepted, and the own secret."""
+    the folder in which those are kept that are accepted, and the own secret; `token_file` a file
+    that holds tokens as they are. No token is ever in here: settings are logged, and kept.
+    `within`: seconds that a source has to answer, which may be starting itself."""
 
     listen: Endpoint | None = None
     source: Endpoint | None = None
     weights: bool = False
     tokens: str = ""
+    token_file: str = ""
     tls: Tls | None = None
     within: float = 60.0
 

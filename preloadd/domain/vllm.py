@@ -5,6 +5,9 @@ from __future__ import annotations
 DRAFT_METHODS = frozenset({"mtp", "eagle", "eagle3"})
 """Methods of speculation whose drafts have daemons of their own; engines load others from disk."""
 
+MODEL_FREE_METHODS = frozenset({"ngram", "ngram_gpu", "suffix"})
+"""Methods of speculation that guess from what was said, without a model."""
+
 LOAD_FORMATS = (
     *("auto", "fastsafetensors", "hf", "instanttensor", "runai_streamer"),
     *("runai_streamer_sharded", "safetensors", "sharded_state"),

@@ -121,6 +121,25 @@ class Attachment:
         if isinstance(reply, (m.Refused, m.NotAvailable)):
             log.info("the daemon does not spare who profiles: %s", reply.detail)
 
+    def warmup(self, kind: str, config_hash: str, *, limit: int) -> dict[str, bytes]:
+        """What the daemon has of a kind of warm-up state for this configuration: names, which are
+        anything, and contents of at most `limit` bytes each. Nothing from one that is older.
+
+        It is asked over another connection: whatever comes of it, the lease stays. PreloadError.
+        """
+        if not self._granted.warmup:
+            return {}
+        with self._line.connect() as client, ExitStack() as received:
+            asked = m.WarmupAsked(kind=kind, config_hash=config_hash)
+            reply, fds = client.call(asked, timeout=self._line.timeout)
+            received.callback(_close, fds)
+            if not isinstance(reply, m.WarmupTold):
+                raise _not_granted(reply)
+            return {
+                name: read_sealed(fd.fileno(), limit)
+                for name, fd in zip(reply.names, fds, strict=True)
+            }
+
     def release(self) -> None:
         """Have the daemon free the weights, as copy mode does once it has its own.
 
@@ -203,7 +222,9 @@ def _attach(
         client, place = _connected(places, within)
         undo.callback(client.close)
         with ExitStack() as received:
-            granted = _granted(client, wanted, options.mode, within, received)
+            shown = environ.get(m.REHEARSAL, "")
+            asks = partial(_request, wanted, mode=options.mode, rehearsal=shown)
+            granted = _granted(client, wanted, asks, within, received)
             manifest, arena = map_granted(*granted)
         line = Line(
             str(Instance(wanted.device, wanted.role)),
@@ -250,7 +271,7 @@ def _check_listener(path: Path, sock: socket.socket) -> None:
 def _granted(
     client: Client,
     wanted: Wanted,
-    mode: Mode,
+    asks: Callable[[Key], m.Attach],
     within: Callable[[], float],
     received: ExitStack,
 ) -> tuple[m.Granted, Key, Sequence[OwnedFd]]:
@@ -259,22 +280,27 @@ def _granted(
     `received` closes the descriptors.
     """
     key = wanted.key("")
-    reply, fds = client.call(_request(wanted, key, mode), timeout=within())
+    reply, fds = client.call(asks(key), timeout=within())
     if isinstance(reply, m.Mismatched) and [f.name for f in reply.fields] == [CHECKPOINT]:
         try:
             key = wanted.key(wanted.digest(digest_method(reply.fields[0].daemon)))
         except ValueError:
             raise _not_granted(reply) from None
-        reply, fds = client.call(_request(wanted, key, mode), timeout=within())
+        reply, fds = client.call(asks(key), timeout=within())
     received.callback(_close, fds)
     if not isinstance(reply, m.Granted):
         raise _not_granted(reply)
     return reply, key, fds
 
 
-def _request(wanted: Wanted, key: Key, mode: Mode) -> m.Attach:
+def _request(wanted: Wanted, key: Key, *, mode: Mode, rehearsal: str) -> m.Attach:
     return m.Attach(
-        key=key, device=wanted.device, mode=mode, client=wanted.client, files=wanted.files
+        key=key,
+        device=wanted.device,
+        mode=mode,
+        client=wanted.client,
+        files=wanted.files,
+        rehearsal=rehearsal,
     )
 
 

@@ -9,13 +9,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from preloadd.domain.devices import DEVICES
 from preloadd.domain.ids import DeviceId, Instance, Role, device_id
 from preloadd.engine.options import Options
 from preloadd.errors import ConfigError, Unavailable
 from preloadd.linux.paths import derived_dirs, socket_dirs, trusted_dir, trusted_socket
-
-DEVICES = "PRELOADD_DEVICES"
-"""Environment: host devices this engine may use, by rank, separated by commas; CPU-0 if unset."""
 
 DAEMON_USER = "preloadd"
 """The user that daemons of the service manager run as; its sockets are trusted if it exists."""

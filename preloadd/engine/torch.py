@@ -19,6 +19,7 @@ from preloadd.engine.client import Attachment, Wanted, attach
 from preloadd.engine.native import WHOLE, NativeCheckpoint
 from preloadd.engine.options import Options
 from preloadd.engine.place import Place, open_place, spot
+from preloadd.frameworks.tables import table_path
 from preloadd.frameworks.torch import copied, device_name, in_use, views, whole_chunk
 from preloadd.linux.owner import Owner
 from preloadd.weights.checkpoint.digest_cache import cache_folder_of
@@ -42,6 +43,16 @@ class Weights(Owner):
         self._attachment: Attachment | None = attachment
         self._in_use: list[Callable[[], bool]] = []
         self._make_tensors(attachment)
+
+    @property
+    def autotune_table(self) -> Path:
+        """Where the daemon's loader puts FlashInfer's table for these weights, if this process has
+        its user and environment: for `flashinfer.autotune(False, cache=str(...))`.
+
+        There may be none, which FlashInfer takes for an empty one. ValueError for weights of
+        another builder than the native one; it imports FlashInfer, and raises what that does.
+        """
+        return table_path(self.manifest.key, os.environ)
 
     def take_over(self) -> None:
         """After a copy that is good: have the daemon free its own, and give the lease back.

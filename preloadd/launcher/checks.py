@@ -18,6 +18,7 @@ from preloadd.errors import ConfigError, OutOfDescriptors, OutOfRoom, PreloadErr
 from preloadd.linux import paths, peers, seqpacket
 from preloadd.linux.fds import is_exhausted
 from preloadd.linux.room import room
+from preloadd.warmup.stores.opening import open_stores
 from preloadd.weights.checkpoint import open_checkpoint
 
 FILES = 16
@@ -101,6 +102,19 @@ def require_room(model: Path, share: Fraction) -> None:
     free, limit = room()
     if wanted > free:
         raise OutOfRoom(wanted=wanted, free=free, limit=limit)
+
+
+def require_stores(options: RunOptions, environ: Mapping[str, str], python: str) -> None:
+    """ConfigError unless all shared stores can be used as they are configured, which takes seconds.
+
+    `python` is the loaders' interpreter, and `environ` has it find this package.
+    """
+    engines = "" if python == sys.executable else python
+    try:
+        open_stores(options.warmup_cache_stores, environ, python=engines).close()
+    except ConfigError as error:
+        faults = [f"--warmup-cache-stores: {line}" for line in str(error).splitlines()]
+        raise ConfigError("\n".join(faults)) from error
 
 
 def allow_many_files(ranks: int) -> None:

@@ -47,7 +47,8 @@ class Launch:
 
     `command` gives the command line of a rank; `restarts` is each rank's budget, None where a
     failed rank ends the group. `health` is borrowed; an endpoint that is given up is closed. With
-    `reaps_orphans`, every child of this process that the group did not start is reaped.
+    `reaps_orphans`, every child of this process that the group did not start is reaped. `tokens`
+    are handed to ranks that are seeded.
     """
 
     ranks: tuple[RankSettings, ...]
@@ -57,6 +58,7 @@ class Launch:
     health: Health | None = None
     health_restarts: Restarts = field(default_factory=Restarts)
     reaps_orphans: bool = False
+    tokens: tuple[str, ...] = field(default=(), repr=False)
 
 
 async def run_group(launch: Launch, ending: Ending, display: Display) -> None:
@@ -69,7 +71,13 @@ async def run_group(launch: Launch, ending: Ending, display: Display) -> None:
         folder = owned.enter_context(private_folder())
         ranks = [
             owned.enter_context(
-                Rank(settings, launch.command(settings), launch.environ, folder / str(number))
+                Rank(
+                    settings,
+                    launch.command(settings),
+                    launch.environ,
+                    folder / str(number),
+                    launch.tokens,
+                )
             )
             for number, settings in enumerate(launch.ranks)
         ]

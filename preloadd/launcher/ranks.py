@@ -22,7 +22,7 @@ from preloadd.linux.locks import Lock
 from preloadd.linux.memfd import sealed_bytes
 from preloadd.linux.notify import PROGRESS, Notification, NotifySocket
 from preloadd.linux.owner import Owner
-from preloadd.protocol.messages import SETTINGS
+from preloadd.protocol.messages import SETTINGS, TOKENS
 
 MAX_PARKED = 1024
 """Descriptors of one rank: 128 chunks, a manifest, the listener, a lease for each engine."""
@@ -56,6 +56,7 @@ class Rank(Owner):
         command: Sequence[str],
         environ: Mapping[str, str],
         notify_path: Path,
+        tokens: Sequence[str] = (),
     ) -> None:
         self.name = settings.instance
         self.ready = False
@@ -66,8 +67,14 @@ class Rank(Owner):
         with ExitStack() as owned:
             self.notify = owned.enter_context(NotifySocket(notify_path))
             self.parked = owned.enter_context(FdStore(MAX_PARKED))
-            encoded = msgspec.json.encode(settings)
-            self._told = owned.enter_context(sealed_bytes(SETTINGS, encoded))
+            told = {SETTINGS: msgspec.json.encode(settings)}
+            if tokens and settings.seeding is not None:
+                # Apart from the settings, which are written to logs and files.
+                told[TOKENS] = "\n".join(tokens).encode()
+            self._told = [
+                (name, owned.enter_context(sealed_bytes(name, content)))
+                for name, content in told.items()
+            ]
             owned.callback(self._remove_socket)
             environ = child_environ(environ, NOTIFY_SOCKET=str(notify_path))
             self.process = owned.enter_context(Process(command, environ))
@@ -85,7 +92,8 @@ class Rank(Owner):
 
     def start(self) -> None:
         """Begin a life, with all that earlier ones parked: see `Process.start`."""
-        self.process.start([(SETTINGS, self._told.fileno()), *self.parked.items()])
+        told = [(name, memory.fileno()) for name, memory in self._told]
+        self.process.start([*told, *self.parked.items()])
         self._started, self.status = True, ""
 
     def news(self) -> Iterator[News]:

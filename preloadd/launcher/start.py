@@ -7,7 +7,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -19,7 +19,13 @@ from preloadd.domain.lines import one_line
 from preloadd.domain.settings import Builder, Memory, RankSettings
 from preloadd.errors import ModelNotFound, PreloadError
 from preloadd.launcher import devices, model
-from preloadd.launcher.checks import find_python, prepare_socket_dir, require_room, require_text
+from preloadd.launcher.checks import (
+    find_python,
+    prepare_socket_dir,
+    require_room,
+    require_stores,
+    require_text,
+)
 from preloadd.launcher.ending import SIGNALS, Ending
 from preloadd.launcher.group import Launch, run_group
 from preloadd.launcher.health import Health, listen
@@ -51,7 +57,10 @@ def loader_command(python: str) -> Sequence[str]:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What a launcher needs to know of the world, and the programs that it starts."""
+    """What a launcher needs to know of the world, and the programs that it starts.
+
+    `tokens` are handed to ranks that are seeded, beside those that they find themselves.
+    """
 
     options: RunOptions
     environ: Mapping[str, str]
@@ -59,6 +68,7 @@ class Start:
     rank: Callable[[RankSettings], Sequence[str]] = rank_command
     fetch: Callable[[str], Sequence[str]] = fetch_command
     loader: Callable[[str], Sequence[str]] = loader_command
+    tokens: tuple[str, ...] = field(default=(), repr=False)
 
     async def run(self) -> int:
         """Run the group until it ends; the launcher's exit code.
@@ -100,6 +110,8 @@ class Start:
         a minute to answer. None if the end began meanwhile."""
         listener = self._listen(owned)
         found = {named: self._find(named, environ) for named in self._models()}
+        if self.options.warmup_cache_stores:
+            await anyio.to_thread.run_sync(require_stores, self.options, environ, python)
         chosen = await self._choose(python, environ, ending)
         if chosen is None:
             return None
@@ -132,6 +144,7 @@ class Start:
             restarts=Restarts() if self.options.restart_ranks else None,
             health=self._health(listener, socket_dir, instances, owned),
             reaps_orphans=True,
+            tokens=self.tokens,
         )
 
     def _tell(self, chosen: Chosen, folder: Path, draft: Path | None) -> None:

@@ -11,13 +11,12 @@ import logging
 import os
 import select
 import socket
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-
-from sdnotify import SystemdNotifier
 
 from preloadd.errors import ConfigError, ProtocolViolation
 from preloadd.linux import ancillary
@@ -36,6 +35,9 @@ PROGRESS = "X_PRELOADD_PROGRESS"
 
 FAILED = "failed: "
 """How a status begins that says why the service ends."""
+
+BUNDLED = Path(__file__).parents[2] / "bundled"
+"""Where packages of a whole system carry what the environments of engines lack: sdnotify."""
 
 SEND_S = 5.0
 """Seconds that a message which must arrive may wait for a manager that does not read."""
@@ -249,6 +251,11 @@ def without_manager(environ: Mapping[str, str]) -> dict[str, str]:
 def _connect(address: str) -> socket.socket | None:
     if not address:
         return None
+    if str(BUNDLED) not in sys.path:
+        # Searched last: what an engine brings itself goes first.
+        sys.path.append(str(BUNDLED))
+    from sdnotify import SystemdNotifier  # which may be there only now
+
     try:
         # Without `debug` it would swallow every error. Its `notify` is not used: that encodes
         # latin-1 and passes no descriptors.

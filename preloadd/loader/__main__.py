@@ -11,7 +11,7 @@ import socket
 import sys
 import time
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import assert_never
@@ -26,22 +26,27 @@ except ImportError as error:
     sys.exit(lacking(error, sys.argv[1:], os.environ, sys.stdout, sys.stderr))
 
 from preloadd.domain.devices import Probe
+from preloadd.domain.ids import device_id
 from preloadd.domain.settings import Memory, RankSettings
 from preloadd.errors import ConfigError, PreloadError
 from preloadd.linux import logs
 from preloadd.linux.fds import exhausted, is_exhausted
 from preloadd.linux.passed import inherited
 from preloadd.loader.fetch import fetch
+from preloadd.loader.peer import Peer
 from preloadd.loader.pipeline import load
 from preloadd.loader.report import Reporter
-from preloadd.memory.api import Filler
+from preloadd.loader.sending import send
+from preloadd.loader.warming import warm_up
+from preloadd.memory.api import Filler, Mapper
 from preloadd.memory.cuda import devices as cuda_devices
 from preloadd.memory.cuda import driver as cuda
 from preloadd.memory.hip import devices as hip_devices
 from preloadd.memory.hip import driver as hip
-from preloadd.memory.host import HostFiller
-from preloadd.memory.vmm import VmmFiller
+from preloadd.memory.host import HostFiller, HostMapper
+from preloadd.memory.vmm import VmmFiller, VmmMapper
 from preloadd.protocol.messages import LINK
+from preloadd.protocol.peering import PEER, ToSend
 from preloadd.transport.blocking import Link
 from preloadd.weights.checkpoint import locate
 from preloadd.weights.checkpoint.digest_cache import cache_folder_of
@@ -59,6 +64,8 @@ def main() -> int:
             return _fetch(model, revision)
         case [probe] if probe == PROBE:
             return _probe()
+        case ["send"]:
+            return _send()
         case []:
             return _obey()
         case other:
@@ -111,12 +118,14 @@ def _both(one: str, other: str) -> str:
 
 def _obey() -> int:
     """Load what the rank orders over the inherited link."""
-    passed = inherited(os.environ, os.getpid()).get(LINK, [])
+    given = inherited(os.environ, os.getpid())
+    passed, peers = given.get(LINK, []), given.get(PEER, [])
     if len(passed) != 1:
         log.error("the loader is started by its rank, which passes it a socket to talk over")
         return ConfigError().exit_status
     link = Link(socket.socket(fileno=passed[0].take()))
     reporter = Reporter(link, clock=time.monotonic)
+    peer = Peer(Link(socket.socket(fileno=peers[0].take()))) if peers else None
     try:
         settings = reporter.order().settings
         logs.configure(
@@ -125,12 +134,14 @@ def _obey() -> int:
         if settings.rendezvous is not None and not Path(settings.model.path).is_dir():
             # A rank of several nodes is started all the same, for the others to hear of that.
             locate(settings.model.name, settings.model.revision, environ=os.environ)
-        load(
+        manifest = load(
             settings,
             _filler(settings, os.environ),
             reporter,
             digest_cache=cache_folder_of(os.environ),
+            peer=peer,
         )
+        warm_up(settings, manifest, reporter, os.environ)
     except PreloadError as error:
         return _failed(reporter, error)
     except ConnectionError:
@@ -142,6 +153,8 @@ def _obey() -> int:
         return _failed(reporter, exhausted(error, "loading"))
     finally:
         link.close()
+        if peer is not None:
+            peer.link.close()
     return 0
 
 
@@ -149,6 +162,37 @@ def _failed(reporter: Reporter, error: PreloadError) -> int:
     with suppress(ConnectionError):
         reporter.failed(error)
     return error.exit_status
+
+
+def _send() -> int:
+    """Send what the rank orders over the inherited link, to whom it says."""
+    passed = inherited(os.environ, os.getpid()).get(LINK, [])
+    if len(passed) != 1:
+        log.error("a sender is started by a rank, which passes it a socket to talk over")
+        return ConfigError().exit_status
+    with closing(Link(socket.socket(fileno=passed[0].take()))) as link:
+        try:
+            send(link, _mapper)
+        except PreloadError as error:
+            log.warning("no weights are sent to others: %s", error)
+            return error.exit_status
+        except ConnectionError:
+            return 1
+    return 0
+
+
+def _mapper(order: ToSend) -> Mapper:
+    """NoSuchDevice if the rank's GPU is not to be seen here."""
+    device = device_id(order.device)
+    match order.memory:
+        case Memory.HOST:
+            return HostMapper()
+        case Memory.CUDA:
+            return VmmMapper(cuda.open_device(device, os.environ))
+        case Memory.HIP:
+            return VmmMapper(hip.open_device(device, os.environ))
+        case unreachable:
+            assert_never(unreachable)
 
 
 def _filler(settings: RankSettings, environ: Mapping[str, str]) -> Filler:

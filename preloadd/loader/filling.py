@@ -18,11 +18,13 @@ LOADING = "loading"
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """What filling cost: bytes read of the files, those of them past the page cache, and time."""
+    """What filling cost: bytes read of the files, those of them past the page cache, and time; and
+    bytes that a peer sent."""
 
     bytes_read: int
     bytes_direct: int
     seconds: float
+    bytes_peer: int = 0
 
 
 def fill(native: Native, filler: Filler, reporter: Reporter) -> Filled:

@@ -16,41 +16,62 @@ from preloadd.loader.filling import Filled, fill
 from preloadd.loader.identifying import agree, identify
 from preloadd.loader.native import Native
 from preloadd.loader.needs import PLACES, lacks
+from preloadd.loader.peer import Peer, fill_native
 from preloadd.loader.report import Reporter
 from preloadd.memory.api import Filler
 from preloadd.protocol import payload
 
 
 def load(
-    settings: RankSettings, filler: Filler, reporter: Reporter, *, digest_cache: Path | None
-) -> None:
+    settings: RankSettings,
+    filler: Filler,
+    reporter: Reporter,
+    *,
+    digest_cache: Path | None,
+    peer: Peer | None = None,
+) -> Manifest:
     """Load what `settings` say into memory of `filler`, handing each piece to `reporter`.
 
+    With a `peer`, weights come from there where that is faster than the disk.
     Closes `filler`, whatever comes. Raises a PreloadError that names what is wrong; chunks that
-    were handed over by then are the receiver's to give up.
+    were handed over by then are the receiver's to give up. What is returned has been told.
     """
     with closing(filler):
         build = _BUILDERS[settings.model.builder]
-        manifest = build(settings, filler, reporter, digest_cache)
+        manifest = build(settings, filler, reporter, digest_cache, peer)
         # Before the filler is closed: that of a device takes its time.
         reporter.manifest(payload.encode(manifest))
+    return manifest
 
 
 def _load_native(
-    settings: RankSettings, filler: Filler, reporter: Reporter, digest_cache: Path | None
+    settings: RankSettings,
+    filler: Filler,
+    reporter: Reporter,
+    digest_cache: Path | None,
+    peer: Peer | None,
 ) -> Manifest:
     started = time.monotonic()
     reporter.progress("opening")
     native = Native(settings, filler.granularity)
     _require_room(filler, native.plan.arena_nbytes)
     digest = agree(settings, native.checkpoint, digest_cache, reporter, native.key)
-    filled = _fill(settings.model.reader, native, filler, reporter)
+    filled = None
+    if peer is not None:
+        method = settings.model.digest
+        digest = digest or identify(native.checkpoint, method, digest_cache, reporter)
+        filled = fill_native(peer, native, native.key(digest), filler, reporter)
+    filled = filled or _fill(settings.model.reader, native, filler, reporter)
     digest = digest or identify(native.checkpoint, settings.model.digest, digest_cache, reporter)
     return _manifest(settings, native, digest, filled, started)
 
 
 def _load_vllm(
-    settings: RankSettings, filler: Filler, reporter: Reporter, digest_cache: Path | None
+    settings: RankSettings,
+    filler: Filler,
+    reporter: Reporter,
+    digest_cache: Path | None,
+    peer: Peer | None,
 ) -> Manifest:
     try:
         from preloadd.loader.vllm import build
@@ -59,7 +80,7 @@ def _load_vllm(
             f'builder is "vllm", and {lacks(error)}: install it there, or name the interpreter of '
             f"the engine ({PLACES})"
         ) from error
-    return build.load(settings, filler, reporter, digest_cache=digest_cache)
+    return build.load(settings, filler, reporter, digest_cache=digest_cache, peer=peer)
 
 
 def _manifest(
@@ -79,6 +100,7 @@ def _manifest(
         counters={
             "bytes_read": filled.bytes_read,
             "bytes_direct": filled.bytes_direct,
+            "bytes_peer": filled.bytes_peer,
             "files": len(native.checkpoint.shards),
             "fill_ms": int(filled.seconds * 1000),
             "load_ms": int((time.monotonic() - started) * 1000),
@@ -111,7 +133,8 @@ def _fill_instantly(native: Native, filler: Filler, reporter: Reporter) -> Fille
     return instant.fill(native, filler, reporter)
 
 
-_BUILDERS: dict[Builder, Callable[[RankSettings, Filler, Reporter, Path | None], Manifest]] = {
+_Build = Callable[[RankSettings, Filler, Reporter, Path | None, Peer | None], Manifest]
+_BUILDERS: dict[Builder, _Build] = {
     Builder.NATIVE: _load_native,
     Builder.VLLM: _load_vllm,
 }

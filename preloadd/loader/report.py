@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable
 
 from preloadd.domain.key import Key
@@ -16,6 +18,8 @@ from preloadd.protocol.messages import (
     ManifestWritten,
     Order,
     Progress,
+    Tuned,
+    Warmable,
 )
 from preloadd.transport.blocking import Link
 
@@ -44,8 +48,22 @@ class Reporter:
         self._link.send(codec.encode(Identified(key=key)))
         codec.decode_proceed(self._heard("let this load proceed"))
 
-    def _heard(self, due: str) -> bytes:
-        packet = self._link.receive()
+    def warmable(self, warmable: Warmable, *, within: float) -> bool:
+        """Tell which tables are looked for; whether this loader is to tune its own.
+
+        ProtocolViolation if the rank says something else, TimeoutError if it says nothing.
+        """
+        self._link.send(codec.encode(warmable))
+        if not warmable.tunes:
+            return False
+        return codec.decode_tune(self._heard("said whether to tune", within=within)).wanted
+
+    def tuned(self, tuned: Tuned) -> None:
+        """Tell how tuning ended."""
+        self._link.send(codec.encode(tuned))
+
+    def _heard(self, due: str, *, within: float = math.inf) -> bytes:
+        packet = self._link.receive(deadline=time.monotonic() + within)
         packet.close()
         if packet.eof:
             raise ProtocolViolation(f"the rank is gone before it {due}")

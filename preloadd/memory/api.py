@@ -175,6 +175,15 @@ class Mapping(Protocol):
     def read(self, index: int, offset: int, nbytes: int) -> bytes:
         """A copy of some bytes of a chunk in host memory; ValueError outside of it."""
 
+    def lend(
+        self, index: int, offset: int, nbytes: int, use: Callable[[memoryview], object]
+    ) -> None:
+        """Have `use` look at up to PIECE bytes of a chunk, where they lie or in a pinned buffer.
+
+        It keeps nothing of them; what it raises passes through. ValueError outside of the chunk,
+        or for more bytes. Several threads may do so at once.
+        """
+
     def close(self) -> None:
         """Unmap, once the device is done with it. BufferError, and nothing unmapped, while views
         or buffers of it live."""

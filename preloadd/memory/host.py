@@ -23,7 +23,7 @@ from preloadd.linux import memfd
 from preloadd.linux.fds import OwnedFd, exhausted, is_exhausted
 from preloadd.linux.owner import Owner
 from preloadd.linux.room import room
-from preloadd.memory.api import Rows
+from preloadd.memory.api import PIECE, Rows
 
 MOST_THREADS = 8
 """More readers than this gain nothing: copying out of the page cache is bound by the memory."""
@@ -203,6 +203,16 @@ class HostMapping:
         if offset < 0 or nbytes < 0 or offset + nbytes > len(area):
             raise ValueError(f"no {nbytes} bytes at {offset} in a chunk of {len(area)}")
         return area[offset : offset + nbytes]
+
+    def lend(
+        self, index: int, offset: int, nbytes: int, use: Callable[[memoryview], object]
+    ) -> None:
+        """Show the bytes where they lie. See `memory.api.Mapping`."""
+        area = self._areas[index]
+        if offset < 0 or not 0 <= nbytes <= PIECE or offset + nbytes > len(area):
+            raise ValueError(f"no {nbytes} bytes at {offset} in a chunk of {len(area)}")
+        with memoryview(area)[offset : offset + nbytes] as window:
+            use(window)
 
     def close(self) -> None:
         """Unmap all; BufferError, and nothing unmapped, while a view of any chunk lives."""

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from functools import partial
 from itertools import accumulate
+from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -23,7 +24,8 @@ from preloadd.domain.ids import DeviceId
 from preloadd.errors import DamagedManifest, DeviceFailed
 from preloadd.linux.fds import OwnedFd
 from preloadd.linux.owner import Owner
-from preloadd.memory.api import MAX_SPAN, Rows
+from preloadd.memory.api import MAX_SPAN, PIECE, Rows
+from preloadd.memory.pinned import Pinned
 from preloadd.memory.staging import Copies, Ring
 
 log = logging.getLogger(__name__)
@@ -89,6 +91,9 @@ class Driver(Copies, Protocol):
 
     def copy_out(self, address: int, nbytes: int) -> bytes:
         """A copy in host memory."""
+
+    def copy_out_to(self, target: int, address: int, nbytes: int) -> None:
+        """A copy in the pinned memory at `target`."""
 
     def close(self) -> None:
         """Give the device up. Nothing of it may be in use."""
@@ -296,6 +301,7 @@ class VmmMapping:
     def __init__(self, arena: _Arena) -> None:
         self._arena = arena
         self._buffers: weakref.WeakSet[VmmBuffer] = weakref.WeakSet()
+        self._lent: SimpleQueue[Pinned] = SimpleQueue()
 
     @property
     def writable(self) -> bool:
@@ -321,6 +327,39 @@ class VmmMapping:
         with self._arena.driver.current():
             return self._arena.driver.copy_out(address + offset, nbytes) if nbytes else b""
 
+    def lend(
+        self, index: int, offset: int, nbytes: int, use: Callable[[memoryview], object]
+    ) -> None:
+        """Show a copy in a pinned buffer, of which there are as many as threads that ask at once.
+
+        See `memory.api.Mapping`. DeviceFailed, OutOfRoom.
+        """
+        address, size = self._arena.spans[index]
+        if offset < 0 or not 0 <= nbytes <= PIECE or offset + nbytes > size:
+            raise ValueError(f"no {nbytes} bytes at {offset} in a chunk of {size}")
+        driver = self._arena.driver
+        with driver.current():
+            pinned = self._free_buffer()
+            try:
+                if nbytes:
+                    driver.copy_out_to(pinned.address, address + offset, nbytes)
+                with pinned.view[:nbytes].toreadonly() as window:
+                    use(window)
+            finally:
+                self._lent.put(pinned)
+
+    def _free_buffer(self) -> Pinned:
+        try:
+            return self._lent.get_nowait()
+        except Empty:
+            return self._arena.driver.pin(PIECE)
+
+    def _give_buffers_back(self) -> None:
+        driver = self._arena.driver
+        while not self._lent.empty():
+            with driver.current():
+                driver.unpin(self._lent.get_nowait())
+
     def close(self) -> None:
         """Unmap once the device is done; BufferError, and nothing done, while a buffer lives.
 
@@ -329,6 +368,7 @@ class VmmMapping:
         """
         if used := len(self._buffers):
             raise BufferError(f"{used} buffers over the weights are still alive")
+        self._give_buffers_back()
         self._arena.unmap()
         _sweep()
 

@@ -29,10 +29,11 @@ from preloadd.protocol.messages import (
     Reply,
     Request,
     StatusTold,
+    Tune,
 )
 
 M = TypeVar("M")
-C = TypeVar("C", Order, Proceed)
+C = TypeVar("C", Order, Proceed, Tune)
 
 TOLD = 512
 """Characters of a value or an explanation that are told to a peer."""
@@ -41,7 +42,9 @@ _encoder = msgspec.msgpack.Encoder()
 _requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
 _replies: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
 # Of one kind alone msgspec takes a message without its tag, so that an empty map would be one.
-_commands: msgspec.msgpack.Decoder[Order | Proceed] = msgspec.msgpack.Decoder(Order | Proceed)
+_commands: msgspec.msgpack.Decoder[Order | Proceed | Tune] = msgspec.msgpack.Decoder(
+    Order | Proceed | Tune
+)
 _reports: msgspec.msgpack.Decoder[LoaderReport] = msgspec.msgpack.Decoder(LoaderReport)
 
 
@@ -85,9 +88,19 @@ def decode_proceed(data: bytes) -> Proceed:
     return _command(data, Proceed, "the leave to proceed")
 
 
+def decode_tune(data: bytes) -> Tune:
+    """Whether a loader is to tune, in the packet `data`, or ProtocolViolation."""
+    return _command(data, Tune, "the word on tuning")
+
+
 def decode_report(data: bytes) -> LoaderReport:
     """The loader's report in the packet `data`, or ProtocolViolation."""
     return _decode(_reports, data, "a loader's report")
+
+
+def decode_by(decoder: msgspec.msgpack.Decoder[M], data: bytes, expected: str) -> M:
+    """The message in the packet `data`, as a `decoder` of several has it, or ProtocolViolation."""
+    return _decode(decoder, data, expected)
 
 
 def tag(message: Message) -> str:

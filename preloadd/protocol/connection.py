@@ -2,7 +2,7 @@
 
 Both are generic in the handle type, so that tests use strings and drivers descriptors. Handles are
 looked at, never kept: those that came with a packet stay the caller's unless the message returned
-for it carries them, which of all messages only `Granted` does.
+for it carries them, which of all messages only `Granted` and `WarmupTold` do.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from preloadd.domain.manifest import MAX_CHUNKS
 from preloadd.errors import ErrorCode, PreloadError, ProtocolViolation
 from preloadd.protocol import codec, payload
 from preloadd.protocol.messages import (
+    MAX_WARMUP,
     Attach,
     Done,
     Granted,
@@ -36,6 +37,8 @@ from preloadd.protocol.messages import (
     StateChanged,
     Status,
     StatusTold,
+    WarmupAsked,
+    WarmupTold,
     Watch,
 )
 
@@ -52,6 +55,7 @@ _ANSWERS: dict[type[Request], tuple[type[Reply], ...]] = {
     Profiling: (Done,),
     Status: (StatusTold,),
     Watch: (StateChanged,),
+    WarmupAsked: (WarmupTold,),
 }
 _ALWAYS = (NotAvailable, Refused)
 _UNTOLD = "the daemon failed at this request; its log says why"
@@ -171,7 +175,8 @@ class ServerConnection(_Connection, Generic[H]):
     def answer(self, reply: Reply, handles: Sequence[H] = ()) -> None:
         """Answer the oldest request that has no answer yet, or tell a watching client of a change.
 
-        Only `Granted` has handles: the manifest's, then every chunk's, borrowed until sent.
+        Only `Granted` (the manifest's, then every chunk's) and `WarmupTold` (one for each name)
+        have handles, borrowed until sent.
         ValueError for an answer to something else, a fault of ours. A client that is gone by now is
         not answered.
         """
@@ -236,8 +241,8 @@ class ClientConnection(_Connection, Generic[H]):
     def receive(self, data: bytes, handles: Sequence[H] = ()) -> Reply:
         """The answer (or, when watching, the event) in one packet.
 
-        The handles are the caller's, those of a `Granted` proven to be as many as it needs: the
-        manifest's, then every chunk's. ProtocolViolation closes the connection.
+        The handles are the caller's, those of a `Granted` or `WarmupTold` proven to be as many as
+        it needs. ProtocolViolation closes the connection.
         """
         try:
             return self._checked(data, handles)
@@ -264,6 +269,8 @@ def reply_fault(reply: Reply, handles: int) -> str | None:
     match reply:
         case Granted():
             return _grant_fault(reply, handles)
+        case WarmupTold():
+            return _warmup_fault(reply, handles)
         case _ if handles:
             return f"descriptors where none belong: {handles}"
         case MemoryHeld() if reply.nbytes < 0:
@@ -285,3 +292,12 @@ def _grant_fault(granted: Granted, handles: int) -> str | None:
     except ValueError as error:
         return codec.cut(str(error))
     return None
+
+
+def _warmup_fault(told: WarmupTold, handles: int) -> str | None:
+    names, sizes = len(told.names), len(told.sizes)
+    if names != len(set(told.names)) or not names == sizes == handles:
+        return f"{handles} descriptors and {sizes} sizes for {names} names"
+    if names > MAX_WARMUP:
+        return f"{names} files; at most {MAX_WARMUP} are possible"
+    return None if min(told.sizes, default=1) > 0 else "a file without bytes"

@@ -17,6 +17,8 @@ from preloadd.protocol.messages import (
     LoaderReport,
     ManifestWritten,
     Progress,
+    Tuned,
+    Warmable,
 )
 
 H = TypeVar("H")
@@ -42,12 +44,16 @@ class Load(Generic[H]):
 class LoadReceiver(Generic[H]):
     """Takes every handle it is given, and keeps it until `take` or `release` hands it back.
 
-    Where ranks meet first (`meets`), a loader may fill nothing before it is let `proceed`.
+    Where ranks meet first (`meets`), a loader may fill nothing before it is let `proceed`. What it
+    says of tables comes once, after the manifest: `warmable` and, where it `tunes`, `tuned`.
     """
 
     def __init__(self, *, meets: bool = False) -> None:
         self.phase = LoadPhase.LOADING
         self.failure: Failed | None = None
+        self.warmable: Warmable | None = None
+        self.tuned: Tuned | None = None
+        self.tunes = False
         self._identified = False
         self._meets = meets
         self._may_fill = not meets
@@ -58,7 +64,7 @@ class LoadReceiver(Generic[H]):
     def receive(self, data: bytes, handles: Sequence[H] = ()) -> LoaderReport:
         """The report in one packet. ProtocolViolation fails the load; no handle is lost by it.
 
-        After the manifest only progress (of a warm-up) and a late failure are acceptable.
+        After the manifest only what is of a warm-up and a late failure are acceptable.
         """
         try:
             report = self._checked(data, len(handles))
@@ -72,6 +78,10 @@ class LoadReceiver(Generic[H]):
     def proceed(self) -> None:
         """The loader is told to go on."""
         self._may_fill = True
+
+    def tune(self, *, wanted: bool) -> None:
+        """The loader is told whether to tune."""
+        self.tunes = wanted
 
     def receive_eof(self) -> None:
         """The loader is gone; without a manifest the load has failed."""
@@ -111,19 +121,31 @@ class LoadReceiver(Generic[H]):
         if self.phase is LoadPhase.FAILED:
             return "the load has failed already"
         match report:
-            case Identified():
-                if not self._meets:
-                    return "nobody waits for it: this rank meets no others"
-                again = self._identified or self._chunks or self.phase is LoadPhase.COMPLETE
-                return "it comes once, before all chunks" if again else None
             case Progress():
                 return None if min(report.done, report.total) >= 0 else "negative bytes"
             case ChunkFilled():
                 return self._chunk_fault(report)
             case ManifestWritten():
                 return self._manifest_fault(report)
+            case Identified():
+                return self._identified_fault()
+            case Warmable() | Tuned():
+                return self._warm_fault(report)
             case Failed():
                 return None
+
+    def _identified_fault(self) -> str | None:
+        if not self._meets:
+            return "nobody waits for it: this rank meets no others"
+        again = self._identified or self._chunks or self.phase is LoadPhase.COMPLETE
+        return "it comes once, before all chunks" if again else None
+
+    def _warm_fault(self, report: Warmable | Tuned) -> str | None:
+        if isinstance(report, Tuned):
+            due = self.tunes and self.tuned is None
+            return None if due else "it comes once, from a loader that was told to tune"
+        due = self.phase is LoadPhase.COMPLETE and self.warmable is None
+        return None if due else "it comes once, after the manifest"
 
     def _chunk_fault(self, chunk: ChunkFilled) -> str | None:
         if self.phase is LoadPhase.COMPLETE:
@@ -150,5 +172,9 @@ class LoadReceiver(Generic[H]):
                 self.failure, self.phase = report, LoadPhase.FAILED
             case Identified():
                 self._identified = True
+            case Warmable():
+                self.warmable = report
+            case Tuned():
+                self.tuned = report
             case Progress():
                 pass

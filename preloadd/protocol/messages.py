@@ -26,8 +26,17 @@ MAX_PACKET = 64 * 1024
 SETTINGS = "settings"
 """Name of the inherited descriptor in which a launcher tells a rank its `RankSettings`, as JSON."""
 
+TOKENS = "seed-tokens"
+"""Name of the one in which it hands tokens of seeding to a rank, one a line."""
+
 LINK = "link"
 """Name of the inherited descriptor through which a loader talks to its rank."""
+
+REHEARSAL = "PRELOADD_REHEARSAL"
+"""Environment: by what an engine shows that it is the one that its rank warms up with."""
+
+MAX_WARMUP = 128
+"""Files of warm-up state that are told at once: one for each rank of a group, say."""
 
 
 class Reason(StrEnum):
@@ -50,13 +59,17 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Attach(Message, frozen=True, tag="attach"):
-    """Ask for the weights. `files` are the identities of the engine's own shards, or empty."""
+    """Ask for the weights. `files` are the identities of the engine's own shards, or empty.
+
+    `rehearsal` is the pass of the engine that a rank has started itself (see `REHEARSAL`).
+    """
 
     key: dict[str, str]
     device: str
     mode: Mode = Mode.ZERO_COPY
     client: str = ""
     files: tuple[FileIdentity, ...] = ()
+    rehearsal: str = ""
 
 
 class Release(Message, frozen=True, tag="release"):
@@ -92,13 +105,21 @@ class Watch(Message, frozen=True, tag="watch"):
     """Be told of every change of state from now on; the first `StateChanged` comes at once."""
 
 
+class WarmupAsked(Message, frozen=True, tag="warmup"):
+    """Ask for what there is of a kind of warm-up state for this configuration (see `warmup`)."""
+
+    kind: str
+    config_hash: str
+
+
 # ---- rank to engine or operator -----------------------------------------------------------------
 
 
 class Granted(Message, frozen=True, tag="granted"):
     """Descriptors follow in this packet: the manifest, then every chunk in order.
 
-    `profiling`: the rank knows the request of that name. One that does not would hang up over it.
+    `profiling` and `warmup`: the rank knows the requests of these names. One that does not would
+    hang up over them.
     """
 
     generation: str
@@ -107,6 +128,7 @@ class Granted(Message, frozen=True, tag="granted"):
     manifest: int
     chunks: tuple[int, ...]
     profiling: bool = False
+    warmup: bool = False
 
 
 class Field(Message, frozen=True):
@@ -161,7 +183,10 @@ class LeaseTold(Message, frozen=True):
 
 
 class StatusTold(Message, frozen=True, tag="status-told"):
-    """How the rank is. `counters` tell what loading cost, now and in this process; see the docs."""
+    """How the rank is. `counters` tell what loading cost, now and in this process; see the docs.
+
+    `warmup` are lines for people: what is made ready besides the weights, and what is wrong there.
+    """
 
     group: str
     instance: str
@@ -188,6 +213,7 @@ class StatusTold(Message, frozen=True, tag="status-told"):
     lease_count: int = 0
     counters: dict[str, int] = {}
     key: dict[str, str] = {}
+    warmup: tuple[str, ...] = ()
 
     def shared_with(self, kind: type) -> dict[str, Any]:
         """What is told here under names that a value of `kind` has as well, to be kept there."""
@@ -196,22 +222,34 @@ class StatusTold(Message, frozen=True, tag="status-told"):
 
 
 class StateChanged(Message, frozen=True, tag="state"):
-    """Sent to watchers. The same generation after a restart means: nothing to do."""
+    """Sent to watchers. The same generation after a restart means: nothing to do.
+
+    While it warms up, a rank lets in only who shows a pass, of which `warming` is the SHA-256.
+    """
 
     state: State
     generation: str = ""
+    warming: str = ""
 
 
-class WarmupAsked(Message, frozen=True, tag="warmup"):
-    """Ask for what there is of a kind of warm-up state for this configuration (see `warmup`)."""
+class WarmupTold(Message, frozen=True, tag="warmup-told"):
+    """What there is: names, none twice, and bytes. The files follow in this packet, in order."""
 
-    kind: str
-    config_hash: str
+    names: tuple[str, ...] = ()
+    sizes: tuple[int, ...] = ()
 
 
-Request = Attach | Release | Load | Memory | Profiling | Status | Watch
+Request = Attach | Release | Load | Memory | Profiling | Status | Watch | WarmupAsked
 Reply = (
-    Granted | Mismatched | NotAvailable | Done | Refused | MemoryHeld | StatusTold | StateChanged
+    Granted
+    | Mismatched
+    | NotAvailable
+    | Done
+    | Refused
+    | MemoryHeld
+    | StatusTold
+    | StateChanged
+    | WarmupTold
 )
 
 
@@ -263,7 +301,8 @@ class Warmable(Message, frozen=True, tag="warmable"):
 
     `root` is the folder for them, `ranks` are (data-parallel rank, rank) of the whole world,
     `metadata` is what FlashInfer says of this environment. With `tunes` the loader waits for
-    `Tune`, and tunes its own if it is told to; else `why_not` says why it does not.
+    `Tune`, and tunes its own if it is told to; else `why_not` says why it does not. `identity` is
+    what code that vLLM compiles here has to be compiled for; empty where it compiles none.
     """
 
     config_hash: str = ""
@@ -274,6 +313,7 @@ class Warmable(Message, frozen=True, tag="warmable"):
     metadata: dict[str, str | None] = {}
     tunes: bool = False
     why_not: str = ""
+    identity: dict[str, str] = {}
 
 
 class Tune(Message, frozen=True, tag="tune"):
@@ -298,4 +338,4 @@ class Failed(Message, frozen=True, tag="failed"):
     detail: str
 
 
-LoaderReport = Identified | Progress | ChunkFilled | ManifestWritten | Failed
+LoaderReport = Identified | Progress | ChunkFilled | ManifestWritten | Warmable | Tuned | Failed

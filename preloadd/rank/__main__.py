@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import assert_never
@@ -29,14 +30,21 @@ from preloadd.memory.api import Keeper
 from preloadd.memory.cuda.keeper import DeviceKeeper
 from preloadd.memory.hip.keeper import DmaBufKeeper
 from preloadd.memory.host import HostKeeper
-from preloadd.protocol.messages import SETTINGS
+from preloadd.protocol.messages import SETTINGS, TOKENS
+from preloadd.rank.bundling import Bundling
 from preloadd.rank.counting import counter
 from preloadd.rank.daemon import Daemon
 from preloadd.rank.device import Gpu, alone_with
 from preloadd.rank.generation import Generation
 from preloadd.rank.loading import Loader
 from preloadd.rank.orders import Orders, orders, remember
+from preloadd.rank.rehearsal import Rehearsal, hindrance
+from preloadd.rank.seeding.api import Exchange, Giver
+from preloadd.rank.seeding.secrets import passed_tokens, without_tokens
+from preloadd.rank.warming import RECORD, Warming
 from preloadd.transport.probe import ask_probe
+from preloadd.warmup.stores.chain import Stores
+from preloadd.warmup.stores.opening import open_stores
 
 log = logging.getLogger("preloadd.rank")
 
@@ -52,12 +60,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logs.configure("INFO", os.environ, identifier=IDENTIFIER)
     parked = inherited(os.environ, os.getpid())
     try:
+        passed = passed_tokens(parked.pop(TOKENS, []))
         given = orders(arguments, parked.pop(SETTINGS, []), os.environ)
         settings = given.settings
         logs.configure(
             settings.log_level.upper(), os.environ, identifier=IDENTIFIER, fields=settings.labels
         )
-        _serve(given, parked)
+        _serve(given, parked, passed)
     except (PreloadError, OSError, BaseExceptionGroup) as error:
         _tell_manager(error)
         if not isinstance(error, PreloadError):
@@ -75,36 +84,127 @@ def _tell_manager(reason: BaseException) -> None:
         notifier.close()
 
 
-def _serve(given: Orders, parked: dict[str, list[OwnedFd]]) -> None:
+def _serve(given: Orders, parked: dict[str, list[OwnedFd]], passed: Sequence[str]) -> None:
     settings, policy, folder = given.settings, given.policy, given.folder
-    environ = without_manager(os.environ)
+    environ = without_tokens(without_manager(os.environ))
     with Lock.take(folder, settings.instance):
         # Not before: until then the folder may be another daemon's.
         group = -1 if policy.group is None else policy.group
         prepare_socket_dir(folder, derived=False, mode=policy.folder_mode, group=group)
+        ends = _ends(settings, passed, kept=bool(parked))
         remember(given, os.environ)
 
         def loaded(generation: Generation) -> None:
             remember(given, os.environ, generation.manifest.recipe.files)
 
         loader = _loader(settings, folder, environ)
+        warming = _warming(settings, folder, loader.environ, ends)
+        rehearsal = _rehearsal(settings, folder, environ)
+        bundling = _bundling(settings, warming, ends) if rehearsal is not None else None
+        kinds = [*warming.kinds(), *([bundling.kind] if bundling is not None else [])]
+        giver = _giver(settings, loader, ends)
+        kinds = [*kinds, giver.kind] if giver else kinds
+        takes = settings.seeding is not None and settings.seeding.weights
         notifier = Notifier(os.environ)
         daemon = Daemon(
             settings,
             policy,
             notifier,
-            replace(loader, on_loaded=loaded, renewed=_renewed),
+            replace(
+                loader,
+                on_loaded=loaded,
+                renewed=_renewed,
+                warming=warming,
+                lend=ends.lend if ends is not None and takes else None,
+            ),
             clock=time.monotonic,
             watchdog_s=watchdog_interval(os.environ),
             count=counter(os.environ, os.getpid(), Path("/proc/self/cgroup").read_text()),
             gpu=_gpu(settings, loader),
+            warming=warming,
+            rehearsal=rehearsal,
+            bundling=bundling,
+            seeder=ends.listener(kinds, [giver] if giver else []) if ends is not None else None,
+            giver=giver,
         )
         try:
             anyio.run(daemon.run, parked)
         except (PreloadError, OSError, BaseExceptionGroup) as error:
             raise _cause(error) from None
         finally:
+            warming.close()
             notifier.close()
+
+
+def _rehearsal(
+    settings: RankSettings, folder: Path, environ: Mapping[str, str]
+) -> Rehearsal | None:
+    """The engine that this rank warms up with, if it is the one to do so."""
+    if hindrance(settings):
+        return None
+    # The loader's, whose link to this package it shares.
+    return Rehearsal.of(settings, lend(folder / "python", environ) if settings.python else environ)
+
+
+def _bundling(settings: RankSettings, warming: Warming, ends: Exchange | None) -> Bundling:
+    """What sees to compiled code, which needs an engine to be made."""
+    seeding = settings.seeding
+    source = seeding is not None and seeding.source is not None
+    return Bundling(
+        trusted=settings.warmup.trust_bundles,
+        stores=lambda: warming.stores,
+        fetch=ends.fetch if ends is not None and source else None,
+        within=seeding.within if seeding is not None else 0.0,
+        wall=lambda: datetime.now(UTC).timestamp(),
+    )
+
+
+def _warming(
+    settings: RankSettings, folder: Path, environ: Mapping[str, str], ends: Exchange | None
+) -> Warming:
+    """What sees to tables; it opens stores when there is time for that."""
+    warm, seeding = settings.warmup, settings.seeding
+
+    def stores() -> Stores:
+        return open_stores(warm.stores, environ, python=settings.python)
+
+    source = seeding is not None and seeding.source is not None
+    return Warming(
+        folder / RECORD,
+        enabled=warm.autotune,
+        stores=stores if warm.stores else None,
+        fetch=ends.fetch if ends is not None and source else None,
+        within=seeding.within if seeding is not None else 0.0,
+    )
+
+
+def _ends(settings: RankSettings, passed: Sequence[str], *, kept: bool) -> Exchange | None:
+    """What seeding needs; None without it. PreloadError if it could not work, unless weights are
+    `kept`, which are worth more."""
+    if settings.seeding is None:
+        return None
+    # Not above: TLS would cost a start a tenth, which most ranks have no use for.
+    from preloadd.rank.seeding.ends import Ends
+
+    ends = Ends(settings.seeding, dict(os.environ), passed)
+    try:
+        ends.require()
+    except PreloadError as error:
+        if not kept:
+            raise
+        log.error("going on without seeding: %s", error)  # noqa: TRY400
+        return None
+    return ends
+
+
+def _giver(settings: RankSettings, loader: Loader, ends: Exchange | None) -> Giver | None:
+    """What gives weights to others; None where nobody is answered, or only with TLS."""
+    seeding = settings.seeding
+    if ends is None or seeding is None or seeding.listen is None or seeding.tls is not None:
+        return None
+    from preloadd.rank.seeding.giving import Giving
+
+    return Giving(settings, loader.argv, loader.environ, clock=time.monotonic)
 
 
 def _renewed(settings: RankSettings) -> RankSettings:

@@ -27,17 +27,22 @@ from preloadd.linux.fds import OwnedFd, exhausted, is_exhausted
 from preloadd.linux.notify import Notifier
 from preloadd.protocol.messages import Progress
 from preloadd.rank.adoption import Adoption, adopt
+from preloadd.rank.bundling import Bundling
 from preloadd.rank.counting import Count
 from preloadd.rank.device import PARKED, Gpu
 from preloadd.rank.fellows import Fellows
 from preloadd.rank.generation import Generation
 from preloadd.rank.loading import Loader
 from preloadd.rank.parking import LISTENER, PROFILING, RELEASED, Parking, parked_profiling
+from preloadd.rank.rehearsal import Rehearsal, WarmUp
 from preloadd.rank.rendezvous import Presence
+from preloadd.rank.seeding.api import Answering, Giver
 from preloadd.rank.service import Service
 from preloadd.rank.session import Desk
+from preloadd.rank.warming import Warming
 from preloadd.transport.aio import Limits
 from preloadd.transport.server import Server
+from preloadd.warmup.seeding import compile_cache, tables
 from preloadd.weights.checkpoint import identities_of, open_checkpoint
 
 log = logging.getLogger(__name__)
@@ -49,7 +54,10 @@ Parked = Mapping[str, Sequence[OwnedFd]]
 
 
 class Daemon:
-    """One rank daemon, once. `run` is its whole life; the lock is held by the caller."""
+    """One rank daemon, once. `run` is its whole life; the lock is held by the caller.
+
+    `warming` sees to what is made ready besides weights, `seeder` gives that to other hosts.
+    """
 
     def __init__(
         self,
@@ -62,6 +70,11 @@ class Daemon:
         watchdog_s: float | None,
         count: Count,
         gpu: Gpu | None = None,
+        warming: Warming | None = None,
+        seeder: Answering | None = None,
+        giver: Giver | None = None,
+        rehearsal: Rehearsal | None = None,
+        bundling: Bundling | None = None,
     ) -> None:
         self._settings = settings
         self._policy = policy
@@ -70,16 +83,24 @@ class Daemon:
         self._watchdog_s = watchdog_s
         self._count = count
         self._gpu = gpu
+        self._warming = warming
+        self._seeder = seeder
+        self._giver = giver
+        self._bundling = bundling
         self._settled = anyio.Event()
         self._parking = Parking(notifier)
         self._service = Service(settings, self._parking, clock=clock)
+        self._service.giver = giver
         folder = Path(settings.socket_dir)
         self._fellows = Fellows(
             {name: folder / name / Instance.parse(name).socket_name for name in settings.peers}
         )
         place = settings.rendezvous
         self._presence = Presence(settings, place, self._progressed) if place else None
-        self._desk = Desk(self._service, policy, self._fellows)
+        self._desk = Desk(self._service, policy, self._fellows, self._given())
+        self._warm_up = WarmUp(rehearsal, settings, self._service, self._fellows)
+        self._service.troubles = self._troubles
+        self._service.warmup = self._told
         deadlines = settings.deadlines
         limits = Limits(deadlines.speak, deadlines.send, settings.max_connections)
         self._server = Server(self._desk.serve, self._admit, limits)
@@ -113,8 +134,17 @@ class Daemon:
                 reserved = undo.enter_context(self._reserve())
             self._resume_leases(parked, tasks)
             await self._bring_up(parked)
+            if self._warming is not None:
+                tasks.start_soon(self._warming.work)
+            if self._bundling is not None:
+                tasks.start_soon(self._bundling.work)
+            if self._giver is not None:
+                tasks.start_soon(self._giver.work)
+            if self._seeder is not None:
+                tasks.start_soon(self._seeder.serve)
             if reserved is not None:
                 tasks.start_soon(self._serve, self._bind(reserved))
+            await self._warmed_up()
             await self._parking.ready()
             self._settled.set()
             await self._reload_when_asked()
@@ -135,6 +165,10 @@ class Daemon:
             manifest = adoption.generation.manifest
             if self._presence is not None:
                 self._presence.serves(manifest.key)
+            if self._warming is not None:
+                self._warming.adopted(manifest.generation)
+                if self._bundling is not None and self._warming.warmable is not None:
+                    self._bundling.adopted(self._warming.warmable)
             adopting.info("adopted generation %s: %d tensors", manifest.generation, len(manifest))
             self._notifier.status(f"serving {self._settings.model.name} (adopted)")
         elif released:
@@ -145,9 +179,44 @@ class Daemon:
 
     async def _load(self, *, evicted: bool) -> None:
         """Load a new generation and park it; PreloadError says why that failed."""
+        self._warm_up.begin()
+        try:
+            await self._load_anew(evicted=evicted)
+        except BaseException:
+            self._warm_up.give_up()
+            raise
+
+    async def _warmed_up(self) -> None:
+        """Have an engine of this rank's own warm up, where there is something to make."""
+        started = anyio.current_time()
+        rehearsed = await self._warm_up.finish(self._is_warm, self._progressed)
+        self._service.warmed_s = anyio.current_time() - started
+        if rehearsed is None:
+            return
+        if self._warming is not None:
+            await self._warming.rehearsed()
+        if self._bundling is not None:
+            await self._bundling.rehearsed()
+        self._notifier.status(f"serving {self._settings.model.name}")
+
+    async def _is_warm(self) -> bool:
+        """Whether engines find all that one of this rank's own would make: tables and compiled
+        code, as far as they are kept in files that can be told."""
+        told = self._warming.warmable if self._warming is not None else None
+        if self._warming is None or told is None:
+            return False
+        tables = not told.root or await self._warming.found()
+        code = not told.identity
+        if self._bundling is not None:
+            code = await self._bundling.found(told) or code
+        return tables and code and bool(told.root or told.identity)
+
+    async def _load_anew(self, *, evicted: bool) -> None:
         self._service.load_started()
         self._settled.set()
         self._hold_off()
+        if self._warming is not None:
+            await self._warming.open()
         try:
             generation = await self._filled(evicted=evicted)
         except OSError as error:
@@ -157,6 +226,8 @@ class Daemon:
         self._service.loaded(generation)
         await self._require_kept(len(generation.chunks) + 1)
         manifest, read = generation.manifest, generation.manifest.counters
+        if self._warming is not None:
+            self._warming.loaded(manifest.generation)
         loading.info(
             "loaded generation %s: %d tensors, %.2f GiB in %.2f s",
             manifest.generation,
@@ -203,6 +274,7 @@ class Daemon:
             self._parking.drop([RELEASED])
             try:
                 await self._load(evicted=True)
+                await self._warmed_up()
             except PreloadError as error:
                 loading.error("loading again failed: %s", error)
                 self._service.load_failed(str(error))
@@ -267,6 +339,27 @@ class Daemon:
         # Not before there is time: until a load has begun or what was parked is served.
         await self._settled.wait()
         await gpu.look_after(self._parking, self._warn)
+
+    def _given(self) -> dict[str, Callable[[str], Mapping[str, bytes]]]:
+        """What engines may ask for besides weights, by kind."""
+        found: dict[str, Callable[[str], Mapping[str, bytes]]] = {}
+        if self._warming is not None:
+            found[tables.KIND] = self._warming.tables_of
+        if self._bundling is not None:
+            found[compile_cache.KIND] = self._bundling.answer_of
+            found[compile_cache.WHOLE] = self._bundling.bundle_of
+        return found
+
+    def _told(self) -> tuple[str, ...]:
+        """How warm-up went, for people."""
+        tables = self._warming.told() if self._warming is not None else ()
+        code = self._bundling.told() if self._bundling is not None else ()
+        return (*tables, *code, *self._warm_up.told())
+
+    def _troubles(self) -> list[str]:
+        """What is wrong beside the weights, for as long as it is."""
+        found = [*self._warming.troubles()] if self._warming is not None else []
+        return [*found, self._seeder.fault] if self._seeder is not None else found
 
     def _warn(self, why: str) -> None:
         log.warning("%s", why)

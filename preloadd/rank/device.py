@@ -15,7 +15,7 @@ from pathlib import Path
 
 from anyio import to_thread
 
-from preloadd.domain.devices import VISIBLE, Device, Probe
+from preloadd.domain.devices import DEVICES, VISIBLE, Device, Probe
 from preloadd.domain.ids import DeviceId
 from preloadd.domain.settings import Memory
 from preloadd.linux.fds import OwnedFd
@@ -38,8 +38,17 @@ def alone_with(device: DeviceId, memory: Memory, environ: Mapping[str, str]) -> 
     """`environ` for a loader, which sees no GPU but this one."""
     if memory is Memory.HOST:
         return dict(environ)
+    return with_all([device], memory, environ)
+
+
+def with_all(
+    devices: Sequence[DeviceId], memory: Memory, environ: Mapping[str, str]
+) -> dict[str, str]:
+    """`environ` for an engine with these devices, in this order, and no others."""
+    if memory is Memory.HOST:
+        return {**environ, DEVICES: ",".join(devices)}
     kept = {name: value for name, value in environ.items() if name not in _MISLEADING}
-    return {**kept, _VISIBLE[memory]: device}
+    return {**kept, _VISIBLE[memory]: ",".join(devices)}
 
 
 class Gpu(Owner):

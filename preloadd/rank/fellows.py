@@ -15,7 +15,7 @@ from preloadd.errors import OutOfDescriptors, ProtocolViolation
 from preloadd.linux.fds import OwnedFd
 from preloadd.linux.seqpacket import connect_now
 from preloadd.protocol.connection import ClientConnection
-from preloadd.protocol.messages import StateChanged, Watch
+from preloadd.protocol.messages import Reply, StateChanged, Watch
 from preloadd.transport.aio import Link
 
 _AGAIN_S = 0.05
@@ -27,7 +27,9 @@ class Fellows:
     def __init__(self, sockets: Mapping[str, Path]) -> None:
         self._sockets = sockets
         self._serving: set[str] = set()
+        self._warming: dict[str, str] = {}
         self._whole = anyio.Event()
+        self._opened = anyio.Event()
         self._note()
 
     @property
@@ -35,11 +37,21 @@ class Fellows:
         """The fellows that do not serve now."""
         return sorted(self._sockets.keys() - self._serving)
 
+    @property
+    def warming(self) -> frozenset[str]:
+        """What is known of the gates of those that warm up now: their digests."""
+        return frozenset(self._warming.values())
+
     async def whole(self, patience_s: float) -> bool:
         """Whether all serve, now or within so many seconds."""
         with anyio.move_on_after(patience_s):
             await self._whole.wait()
         return not self.missing
+
+    async def opened(self) -> None:
+        """Wait until none warms up."""
+        while self._warming:
+            await self._opened.wait()
 
     async def follow(self) -> None:
         """Keep watching until cancelled."""
@@ -56,6 +68,7 @@ class Fellows:
                 pass
             finally:
                 self._serving.discard(name)
+                self._warming.pop(name, None)
                 self._note()
             await anyio.sleep(_AGAIN_S)
 
@@ -71,13 +84,23 @@ class Fellows:
                 if packet.eof:
                     return
                 told = connection.receive(packet.data)
-                serves = isinstance(told, StateChanged) and told.state is State.SERVING
-                (self._serving.add if serves else self._serving.discard)(name)
-                self._note()
+                self._hear(name, told)
         finally:
             link.close()
 
+    def _hear(self, name: str, told: Reply) -> None:
+        """Note what one fellow told."""
+        known = told if isinstance(told, StateChanged) else None
+        serves = known is not None and known.state is State.SERVING
+        (self._serving.add if serves else self._serving.discard)(name)
+        self._warming.pop(name, None)
+        if known is not None and known.warming:
+            self._warming[name] = known.warming
+        self._note()
+
     def _note(self) -> None:
+        self._opened.set()
+        self._opened = anyio.Event()
         if not self.missing:
             self._whole.set()
         elif self._whole.is_set():

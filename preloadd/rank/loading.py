@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import logging
 import signal
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 import anyio
 
 from preloadd.domain.settings import RankSettings
-from preloadd.errors import DamagedManifest, LoaderFailed, OutOfDescriptors, ProtocolViolation
+from preloadd.errors import (
+    DamagedManifest,
+    LoaderFailed,
+    OutOfDescriptors,
+    PreloadError,
+    ProtocolViolation,
+)
 from preloadd.linux import seqpacket
 from preloadd.linux.fds import OwnedFd
 from preloadd.linux.memfd import read_sealed
@@ -19,11 +26,24 @@ from preloadd.linux.process import NOT_STARTED, Child, spawn
 from preloadd.memory.api import Keeper
 from preloadd.protocol import codec, payload
 from preloadd.protocol.loading import LoadPhase, LoadReceiver
-from preloadd.protocol.messages import LINK, Failed, Identified, Order, Proceed, Progress
+from preloadd.protocol.messages import (
+    LINK,
+    Failed,
+    Identified,
+    Order,
+    Proceed,
+    Progress,
+    Tune,
+    Tuned,
+    Warmable,
+)
+from preloadd.protocol.peering import PEER
 from preloadd.rank.generation import Generation
 from preloadd.transport.aio import Link
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _EXIT_S = 10.0
 """Seconds that a loader which has handed over everything may take to exit."""
@@ -35,13 +55,27 @@ OnProgress = Callable[[Progress], None]
 Agree = Callable[[Mapping[str, str]], Awaitable[None]]
 """Returns once what has this key may be filled in; it may never do so."""
 
+WARMING = "warming"
+"""The phase in which a rank looks for tables, before its loader is told whether to tune."""
+
+
+class Warm(Protocol):
+    """What becomes of the tables of what was loaded (see `rank.warming`). Raises nothing."""
+
+    async def wanted(self, warmable: Warmable) -> bool:
+        """Whether the loader is to tune; if not, its table is in its place, or has none."""
+
+    async def made(self, warmable: Warmable, tuned: Tuned) -> None:
+        """The loader that was told to tune has ended so."""
+
 
 @dataclass(frozen=True, slots=True)
 class Loader:
     """How to load: the loader's command and environment, and who proves what it made.
 
     `on_loaded` is told of what was loaded, which is not its to keep. `renewed` brings settings up
-    to date: a rank may load again long after it was told them.
+    to date: a rank may load again long after it was told them. Without `warming` nothing is tuned.
+    With `lend`, which answers on a link until it is cancelled, it may have weights of a peer.
     """
 
     argv: Sequence[str]
@@ -49,6 +83,8 @@ class Loader:
     keeper: Keeper
     on_loaded: Callable[[Generation], None] = lambda _: None
     renewed: Callable[[RankSettings], RankSettings] = lambda settings: settings
+    warming: Warm | None = None
+    lend: Callable[[Link], Coroutine[None, None, None]] | None = None
 
     async def load(
         self, settings: RankSettings, on_progress: OnProgress, agree: Agree | None = None
@@ -56,8 +92,35 @@ class Loader:
         """A new generation, sealed; the caller owns it.
 
         Where ranks meet first, `agree` has them do so. LoaderFailed carries the loader's own exit
-        status. Cancelling ends the loader first.
+        status; after all is loaded, no end of a loader that warms up is a failure. Cancelling ends
+        the loader first.
         """
+        if self.lend is None:
+            return await self._load(settings, on_progress, agree, [])
+        loaded: list[Generation] = []
+        failed: list[Exception] = []
+        ours, theirs = seqpacket.pair()
+        with closing(Link(ours)) as link, theirs:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self.lend, link)
+                try:
+                    fds = [(PEER, theirs.fileno())]
+                    loaded.append(await self._load(settings, on_progress, agree, fds))
+                except (PreloadError, OSError) as error:
+                    # Out of the group it would come as a group of errors.
+                    failed.append(error)
+                tasks.cancel_scope.cancel()
+        for failure in failed:
+            raise failure
+        return loaded[0]
+
+    async def _load(
+        self,
+        settings: RankSettings,
+        on_progress: OnProgress,
+        agree: Agree | None,
+        fds: Sequence[tuple[str, int]],
+    ) -> Generation:
         ours, theirs = seqpacket.pair()
         link = Link(ours)
         with ExitStack() as undo:
@@ -66,7 +129,7 @@ class Loader:
                 child = spawn(
                     self.argv,
                     environ=self.environ,
-                    fds=[(LINK, theirs.fileno())],
+                    fds=[(LINK, theirs.fileno()), *fds],
                     new_group=True,
                     parent_death_signal=signal.SIGKILL,
                 )
@@ -78,15 +141,74 @@ class Loader:
                 with suppress(OSError):
                     await link.send(codec.encode(Order(settings=self.renewed(settings))))
                 await _listen(link, receiver, on_progress, settings.deadlines.silence, agree)
-                await _ended(child, _EXIT_S)
+                given_up = await self._warmed(link, receiver, on_progress, settings)
+                if not given_up:
+                    await _ended(child, _EXIT_S)
             finally:
                 with anyio.CancelScope(shield=True):
                     status = await _stop(child, settings.deadlines.stop / 2)
             if status in NOT_STARTED and receiver.failure is None:
                 raise LoaderFailed(self._not_started(status), status)
             generation = _believed(receiver, status, self.keeper)
+        with ExitStack() as undo:
+            undo.callback(generation.close)
+            await self._made(receiver, given_up or f"{_how(status)} while it tuned")
+            undo.pop_all()
         self.on_loaded(generation)
         return generation
+
+    async def _warmed(
+        self,
+        link: Link,
+        receiver: LoadReceiver[OwnedFd],
+        on_progress: OnProgress,
+        settings: RankSettings,
+    ) -> str:
+        """Listen on while the loader warms up; why it is to be ended before it does so by itself.
+
+        '' as well where it does not warm up.
+        """
+        if receiver.warmable is None:
+            return ""
+        try:
+            with anyio.fail_after(settings.warmup.deadline):
+                await self._answer(link, receiver, receiver.warmable, on_progress)
+                silence = settings.deadlines.silence
+                await _listen(link, receiver, on_progress, silence, phase=WARMING)
+        except TimeoutError:
+            return f"it took more than {settings.warmup.deadline:g} s: the loader was ended"
+        except LoaderFailed as error:
+            if receiver.phase is LoadPhase.FAILED:
+                raise
+            return str(error)
+        return ""
+
+    async def _answer(
+        self,
+        link: Link,
+        receiver: LoadReceiver[OwnedFd],
+        warmable: Warmable,
+        on_progress: OnProgress,
+    ) -> None:
+        """Tell a loader that waits for it whether to tune."""
+
+        async def wanted() -> bool:
+            return self.warming is not None and await self.warming.wanted(warmable)
+
+        if not warmable.tunes:
+            await wanted()
+            return
+        on_progress(Progress(phase=WARMING))
+        if (answer := await _while_silent(link, wanted)) is not None:
+            receiver.tune(wanted=answer)
+            with suppress(OSError):
+                await link.send(codec.encode(Tune(wanted=answer)))
+
+    async def _made(self, receiver: LoadReceiver[OwnedFd], how: str) -> None:
+        """Tell how tuning ended, if a loader was told to."""
+        if self.warming is not None and receiver.warmable is not None and receiver.tunes:
+            tuned = receiver.tuned or Tuned(failure=how)
+            await self.warming.made(receiver.warmable, tuned)
 
     def _not_started(self, status: int) -> str:
         why = f"the loader ended with {status}: {self.argv[0]} cannot be started"
@@ -98,13 +220,15 @@ async def _listen(
     receiver: LoadReceiver[OwnedFd],
     on_progress: OnProgress,
     silence: float,
-    agree: Agree | None,
+    agree: Agree | None = None,
+    phase: str = "starting",
 ) -> None:
-    """Take reports until the loader hangs up; LoaderFailed when it breaks the rules.
+    """Take reports until the loader hangs up, or is to warm up; LoaderFailed when it breaks the
+    rules. `phase` is what it does until it says what.
 
     To say the same again is no progress: a loader does so while disk or GPU hang.
     """
-    told = Progress(phase="starting")
+    told = Progress(phase=phase)
     deadline = anyio.current_time() + silence
     while True:
         try:
@@ -119,6 +243,8 @@ async def _listen(
             raise LoaderFailed(why, 128 + signal.SIGKILL) from None
         except (ProtocolViolation, OutOfDescriptors) as error:
             raise LoaderFailed(f"the loader was ended: {error}", error.exit_status) from error
+        if isinstance(report, Warmable):
+            return
         if isinstance(report, Identified) and agree is not None:
             await _let_go(link, receiver, agree, report.key)
         if report != told:
@@ -132,15 +258,26 @@ async def _let_go(
     link: Link, receiver: LoadReceiver[OwnedFd], agree: Agree, key: Mapping[str, str]
 ) -> None:
     """Have the loader proceed once all agree. It is silent until then: what comes is its end."""
-    with anyio.CancelScope() as waiting:
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_cancel_when_readable, link, waiting)
-            await agree(key)
-            tasks.cancel_scope.cancel()
-    if not waiting.cancelled_caught:
+
+    async def agreed() -> bool:
+        await agree(key)
+        return True
+
+    if await _while_silent(link, agreed):
         receiver.proceed()
         with suppress(OSError):
             await link.send(codec.encode(Proceed()))
+
+
+async def _while_silent(link: Link, work: Callable[[], Awaitable[T]]) -> T | None:
+    """What `work` returns; None if something comes of the loader first, for that is its end."""
+    found: T | None = None
+    with anyio.CancelScope() as waiting:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_cancel_when_readable, link, waiting)
+            found = await work()
+            tasks.cancel_scope.cancel()
+    return None if waiting.cancelled_caught else found
 
 
 async def _cancel_when_readable(link: Link, waiting: anyio.CancelScope) -> None:
@@ -180,9 +317,9 @@ def _believed(receiver: LoadReceiver[OwnedFd], status: int, keeper: Keeper) -> G
     """What was loaded, sealed and proved; or LoaderFailed with the reason the loader gave."""
     if isinstance(receiver.failure, Failed):
         raise LoaderFailed(receiver.failure.detail, status or 1)
-    if status or receiver.phase is not LoadPhase.COMPLETE:
-        how = f"was killed by signal {status - 128}" if status > 128 else f"ended with {status}"
-        raise LoaderFailed(f"the loader {how} before the weights were complete", status or 1)
+    complete = receiver.phase is LoadPhase.COMPLETE
+    if not complete or (status and receiver.warmable is None):
+        raise LoaderFailed(f"{_how(status)} before the weights were complete", status or 1)
     load = receiver.take()
     with ExitStack() as undo:
         undo.callback(load.manifest.close)
@@ -195,6 +332,11 @@ def _believed(receiver: LoadReceiver[OwnedFd], status: int, keeper: Keeper) -> G
             raise DamagedManifest("the loader's manifest does not describe the chunks it sent")
         undo.pop_all()
     return Generation(manifest, load.manifest, [fd for fd, _ in load.chunks])
+
+
+def _how(status: int) -> str:
+    how = f"was killed by signal {status - 128}" if status > 128 else f"ended with {status}"
+    return f"the loader {how}"
 
 
 def _close_all(receiver: LoadReceiver[OwnedFd]) -> None:

@@ -7,7 +7,7 @@ client asks never sees half of what another did.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 
 import anyio
 import msgspec
@@ -21,8 +21,10 @@ from preloadd.domain.settings import RankSettings
 from preloadd.errors import ErrorCode
 from preloadd.linux.fds import OwnedFd, exhausted, is_exhausted
 from preloadd.protocol import messages as m
+from preloadd.rank.gate import Gate, lets_in
 from preloadd.rank.generation import Generation
 from preloadd.rank.parking import Parking
+from preloadd.rank.seeding.api import Giver
 
 _UNAVAILABLE: dict[State, m.Reason] = {
     State.STARTING: m.Reason.STARTING,
@@ -32,6 +34,10 @@ _UNAVAILABLE: dict[State, m.Reason] = {
     State.STOPPING: m.Reason.STOPPING,
 }
 _RELEASED = "the weights were released; ask for a load to have them again"
+_WARMING = (
+    "warming up: an engine of the daemon's own makes what others need at their start; they are let "
+    "in when it is done"
+)
 _SETTLE_S = 3.0
 _TELL_S = 1.0
 _MAX_FIELDS = 64
@@ -40,7 +46,11 @@ _MAX_LEASES_TOLD = 128
 
 
 class Service:
-    """One rank. Owns its generation; leases are told of by their sessions."""
+    """One rank. Owns its generation; leases are told of by their sessions.
+
+    `troubles` are warnings that may pass, `warmup` lines on what else is made ready; whoever knows
+    puts a function there.
+    """
 
     def __init__(
         self, settings: RankSettings, parking: Parking, *, clock: Callable[[], float]
@@ -48,12 +58,15 @@ class Service:
         self.settings = settings
         self.state = State.STARTING
         self.generation: Generation | None = None
+        self.giver: Giver | None = None
         self.load_wanted = anyio.Event()
+        self._gate: Gate | None = None
         self._parking = parking
         self._clock = clock
         self._started = clock()
         self._ready_s = 0.0
         self._leases: dict[LeaseId, Lease] = {}
+        self._rehearsals: set[LeaseId] = set()
         self._profilers = Profilers(settings.deadlines.profiling)
         self._believed: dict[LeaseId, float] = {}
         self._quieter = anyio.Event()
@@ -61,7 +74,10 @@ class Service:
         self._progress = m.Progress(phase="")
         self._detail = ""
         self._warnings: list[str] = []
+        self.troubles: Callable[[], Sequence[str]] = tuple
+        self.warmup: Callable[[], Sequence[str]] = tuple
         self._adopted = False
+        self.warmed_s = 0.0
         self._loads = 0
         self._bytes_read = 0
 
@@ -70,6 +86,7 @@ class Service:
     def adopted(self, generation: Generation) -> None:
         """Take a generation that was parked."""
         self.generation, self._adopted, self._detail = generation, True, ""
+        self._offer(generation)
         self._enter(Event.ADOPTED)
 
     def load_started(self) -> None:
@@ -85,6 +102,7 @@ class Service:
     def loaded(self, generation: Generation) -> None:
         """Take a generation that was just filled and is parked."""
         self.generation, self._adopted = generation, False
+        self._offer(generation)
         self._loads += 1
         self._bytes_read += generation.manifest.counters.get("bytes_read", 0)
         self._enter(Event.LOADED)
@@ -102,6 +120,26 @@ class Service:
         """The weights are at risk, though they are served: told with every status from now on."""
         self._warnings.append(why)
 
+    def close_gate(self) -> Gate:
+        """Let in nobody but who shows the pass of what is returned, until `open_gate`. To be called
+        before there are weights, so that nobody slips in."""
+        self._gate = Gate()
+        self._tell()
+        return self._gate
+
+    def open_gate(self) -> None:
+        """The warm-up is over, however it ended; nothing happens if there is none."""
+        if self._gate is not None:
+            self._gate.open()
+            self._gate = None
+            self._tell()
+
+    async def end_warmup(self, why: str) -> None:
+        """End the warm-up of weights that are served, if there is one; wait until it is over."""
+        if self._gate is not None and self.state is State.SERVING:
+            self._gate.end(why)
+            await self._gate.opened()
+
     def stays_released(self) -> None:
         """The weights were freed in an earlier life, and nobody has asked to load them since."""
         self._detail = _RELEASED
@@ -113,9 +151,15 @@ class Service:
 
     def close(self) -> None:
         """Give up this process's copy of the descriptors."""
+        if self.giver is not None:
+            self.giver.withdraw()
         if self.generation is not None:
             self.generation.close()
             self.generation = None
+
+    def _offer(self, generation: Generation) -> None:
+        if self.giver is not None:
+            self.giver.offer(generation)
 
     def _enter(self, event: Event) -> None:
         self.state = advance(self.state, event)
@@ -123,6 +167,10 @@ class Service:
             self._ready_s = self._clock() - self._started
         if self.state is not State.LOADING:
             self._progress = m.Progress(phase="")
+        self._tell()
+
+    def _tell(self) -> None:
+        """Have watchers look again."""
         self._changed.set()
         self._changed = anyio.Event()
 
@@ -135,6 +183,25 @@ class Service:
         found = self._differences(request)
         return _mismatched(found) if found else None
 
+    def barred(
+        self, request: m.Attach, elsewhere: Collection[str] = frozenset()
+    ) -> m.NotAvailable | None:
+        """The answer to who has no pass while this rank warms up, or another one of the group whose
+        gate has a digest `elsewhere`; else None."""
+        own = [self._gate.digest] if self._gate is not None else []
+        if lets_in([*own, *elsewhere], request.rehearsal):
+            return None
+        return m.NotAvailable(reason=m.Reason.LOADING, detail=_WARMING)
+
+    @property
+    def rehearses(self) -> bool:
+        """Whether an engine of a warm-up holds weights."""
+        return bool(self._rehearsals)
+
+    def warms_up(self, elsewhere: Collection[str] = frozenset()) -> bool:
+        """Whether this rank warms up, or another one of the group whose gate has a digest there."""
+        return self._gate is not None or bool(elsewhere)
+
     def incomplete(self, missing: list[str]) -> m.NotAvailable:
         """The answer while other ranks of the group do not serve."""
         detail = f"of the group {self.settings.group} these do not serve: {', '.join(missing)}"
@@ -144,7 +211,7 @@ class Service:
         self, request: m.Attach, *, pid: int
     ) -> tuple[Lease, m.Granted, list[OwnedFd]] | m.Mismatched | m.NotAvailable | m.Refused:
         """Grant a lease, or say why not. The descriptors are the caller's to send and close."""
-        refusal = self.refusal(request)
+        refusal = self.refusal(request) or self.barred(request)
         if refusal is not None or self.generation is None:
             return refusal or self._not_available()
         manifest = self.generation.manifest
@@ -162,6 +229,7 @@ class Service:
             manifest=os.fstat(self.generation.sealed.fileno()).st_size,
             chunks=manifest.chunks,
             profiling=True,
+            warmup=True,
         )
         try:
             return lease, granted, self.generation.descriptors()
@@ -173,9 +241,16 @@ class Service:
                 detail=str(exhausted(error, f"granting {self.settings.instance}")),
             )
 
-    def lease_began(self, lease: Lease, fd: int | None) -> None:
-        """An engine holds weights from now on; its connection `fd` is parked unless it was."""
+    def lease_began(self, lease: Lease, fd: int | None, *, rehearsal: bool = False) -> None:
+        """An engine holds weights from now on; its connection `fd` is parked unless it was.
+
+        One of a `rehearsal` is the group's own, and nobody is told of it as of an engine.
+        """
         self._leases[lease.id] = lease
+        if rehearsal:
+            self._rehearsals.add(lease.id)
+            if self._gate is not None:
+                self._gate.leases.add(lease.id)
         if fd is not None:
             self._parking.keep_lease(lease, fd)
 
@@ -189,6 +264,9 @@ class Service:
             self._parking.drop_lease(lease)
             self._profiled(lease.id)
             self._believed.pop(lease.id, None)
+            self._rehearsals.discard(lease.id)
+            if self._gate is not None:
+                self._gate.leases.discard(lease.id)
 
     def profiling(self, lease: Lease | None, *, active: bool) -> m.Done | m.Refused:
         """A client says whether it measures how much memory is free.
@@ -328,7 +406,7 @@ class Service:
             pid=os.getpid(),
             version=__version__,
             state=self.state,
-            detail="; ".join(filter(None, [self._detail, *self._warnings])),
+            detail="; ".join(filter(None, self._remarks())),
             model=self.settings.model.name,
             backend=self.settings.model.memory.value,
             builder=self.settings.model.builder.value,
@@ -338,8 +416,13 @@ class Service:
             uptime_s=self._clock() - self._started,
             ready_s=self._ready_s,
             leases=self._leases_told(),
-            lease_count=len(self._leases),
-            counters={"loads": self._loads, "bytes_read": self._bytes_read},
+            lease_count=len(self._leases) - len(self._rehearsals),
+            counters={
+                "loads": self._loads,
+                "bytes_read": self._bytes_read,
+                "warmup_ms": int(self.warmed_s * 1000),
+            },
+            warmup=tuple(self.warmup()),
         )
         if self.generation is None:
             return told
@@ -356,15 +439,25 @@ class Service:
             | {f"generation_{name}": value for name, value in manifest.counters.items()},
         )
 
+    def _remarks(self) -> tuple[str, ...]:
+        return self._detail, self._warming, *self._warnings, *self.troubles()
+
+    @property
+    def _warming(self) -> str:
+        return _WARMING if self._gate is not None else ""
+
     def _leases_told(self) -> tuple[m.LeaseTold, ...]:
         active = self._profilers.active(self._clock())
-        told = list(self._leases.values())[:_MAX_LEASES_TOLD]
+        engines = [one for one in self._leases.values() if one.id not in self._rehearsals]
+        told = engines[:_MAX_LEASES_TOLD]
         return tuple(_told(lease, profiling=lease.id in active) for lease in told)
 
     def changed(self) -> tuple[m.StateChanged, anyio.Event]:
         """The state now, and an event that is set at the next change."""
         generation = self.generation.id if self.generation is not None else ""
-        return m.StateChanged(state=self.state, generation=generation), self._changed
+        warming = self._gate.digest if self._gate is not None else ""
+        told = m.StateChanged(state=self.state, generation=generation, warming=warming)
+        return told, self._changed
 
     def _differences(self, request: m.Attach | m.Memory) -> tuple[Difference, ...]:
         device = self.settings.parsed_instance.device

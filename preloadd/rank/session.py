@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from types import MappingProxyType
 from typing import assert_never
 
 import anyio
@@ -10,28 +14,50 @@ import anyio
 from preloadd.domain.access import Policy, is_operator
 from preloadd.domain.ids import LeaseId
 from preloadd.domain.leases import Lease
-from preloadd.errors import ErrorCode
+from preloadd.errors import ErrorCode, PreloadError
+from preloadd.linux.fds import OwnedFd
+from preloadd.linux.memfd import sealed_bytes
 from preloadd.protocol import messages as m
 from preloadd.rank.fellows import Fellows
 from preloadd.rank.service import Service
 from preloadd.transport.aio import Session
+from preloadd.warmup.names import is_config_hash
 
 log = logging.getLogger(__name__)
 
 _PATIENCE_S = 1.0
 """Seconds that an engine is kept waiting for ranks that are just about to serve."""
 
+_OPEN_S = 15.0
+"""Seconds that a release waits for another rank to end a warm-up."""
+
+_POLL_S = 0.01
+
 _TELL_S = 1.0
 """Seconds that a watcher may take to make room for a change of state, or it is hung up on."""
 
 
-class Desk:
-    """Answers clients out of `service`. One for the whole daemon; `serve` once a connection."""
+Find = Callable[[str], Mapping[str, bytes]]
+"""All there is for a configuration, by its hash: names of files and what they hold. May block."""
 
-    def __init__(self, service: Service, policy: Policy, fellows: Fellows) -> None:
+
+class Desk:
+    """Answers clients out of `service`. One for the whole daemon; `serve` once a connection.
+
+    `warm` finds warm-up state, by the names of its kinds.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        policy: Policy,
+        fellows: Fellows,
+        warm: Mapping[str, Find] = MappingProxyType({}),
+    ) -> None:
         self._service = service
         self._policy = policy
         self._fellows = fellows
+        self._warm = warm
 
     async def serve(self, session: Session) -> None:
         """Answer one client until it leaves; it may come with a lease from an earlier daemon.
@@ -71,6 +97,8 @@ class Desk:
                 await session.answer(service.status())
             case m.Watch():
                 await self._watch(session)
+            case m.WarmupAsked():
+                await self._tell_warm(session, request)
             case unreachable:
                 assert_never(unreachable)
         return lease
@@ -83,6 +111,8 @@ class Desk:
         Whether it may be is decided twice: other engines may come while it waits.
         """
         asker = lease.id if lease else None
+        if operator and lease is None:
+            await self._end_warmup()
         if self._service.release_refusal(asker, operator=operator) is None:
             await self._undisturbed(session, "a release", asker)
         answer = self._service.release(asker, operator=operator)
@@ -96,6 +126,17 @@ class Desk:
                 answer = m.Refused(code=ErrorCode.INTERNAL, detail=left)
         await session.answer(answer)
         return lease
+
+    async def _end_warmup(self) -> None:
+        """End the warm-up of this group, if there is one, and wait until it has let go.
+
+        Where another rank has begun it, that one is asked to release as well, by whoever asks here.
+        """
+        await self._service.end_warmup("the weights are to be released")
+        with anyio.move_on_after(_OPEN_S):
+            await self._fellows.opened()
+            while self._service.rehearses:  # noqa: ASYNC110 - its connections are closed already
+                await anyio.sleep(_POLL_S)
 
     async def _load(self, session: Session, lease: Lease | None, *, operator: bool) -> None:
         """Load again. At its end the loader frees what it needed besides the weights."""
@@ -112,12 +153,13 @@ class Desk:
             await self._service.undisturbed(asker)
 
     async def _attach(self, session: Session, request: m.Attach) -> Lease | None:
-        refusal = self._service.refusal(request)
+        refusal = self._service.refusal(request) or self._barred(request)
+        if refusal is None and not await self._fellows.whole(_PATIENCE_S):
+            refusal = self._service.incomplete(self._fellows.missing)
+        # They may have begun to warm up while they were waited for.
+        refusal = refusal or self._barred(request)
         if refusal is not None:
             await session.answer(refusal)
-            return None
-        if not await self._fellows.whole(_PATIENCE_S):
-            await session.answer(self._service.incomplete(self._fellows.missing))
             return None
         outcome = self._service.attach(request, pid=session.peer.pid)
         if isinstance(outcome, (m.Mismatched, m.NotAvailable, m.Refused)):
@@ -125,7 +167,8 @@ class Desk:
             return None
         lease, granted, descriptors = outcome
         # It holds from before the engine knows of it, so that no release comes in between.
-        self._service.lease_began(lease, session.fileno())
+        own = bool(request.rehearsal) and self._service.warms_up(self._fellows.warming)
+        self._service.lease_began(lease, session.fileno(), rehearsal=own)
         try:
             arrived = await session.answer(granted, descriptors)
         except Exception:
@@ -137,6 +180,26 @@ class Desk:
         if arrived:
             log.info("%s (pid %d) attached, %s", lease.client, lease.pid, lease.mode)
         return lease
+
+    def _barred(self, request: m.Attach) -> m.NotAvailable | None:
+        """The answer to an engine that has to wait until this group has warmed up, or None."""
+        return self._service.barred(request, self._fellows.warming)
+
+    async def _tell_warm(self, session: Session, asked: m.WarmupAsked) -> None:
+        """Hand over what there is, whole or not at all; what cannot be found is not there."""
+        found: dict[str, OwnedFd] = {}
+        if (find := self._warm.get(asked.kind)) and is_config_hash(asked.config_hash):
+            try:
+                found = await anyio.to_thread.run_sync(_sealed, find, asked.config_hash)
+            except (PreloadError, OSError) as error:
+                log.warning("what there is of %s cannot be handed over: %s", asked.kind, error)
+        fds = list(found.values())
+        try:
+            sizes = tuple(os.fstat(fd.fileno()).st_size for fd in fds)
+            await session.answer(m.WarmupTold(names=tuple(found), sizes=sizes), fds)
+        finally:
+            for fd in fds:
+                fd.close()
 
     async def _watch(self, session: Session) -> None:
         state, changed = self._service.changed()
@@ -160,3 +223,17 @@ class Desk:
         if lease is not None:
             log.info("%s (pid %d) detached", lease.client, lease.pid)
             self._service.lease_ended(lease)
+
+
+def _sealed(find: Find, config_hash: str) -> dict[str, OwnedFd]:
+    """What is found, each in memory of its own, which is the caller's; nothing if it is too much
+    for one packet."""
+    contents = find(config_hash)
+    if len(contents) > m.MAX_WARMUP:
+        return {}
+    found: dict[str, OwnedFd] = {}
+    with ExitStack() as undo:
+        for name, content in contents.items():
+            found[name] = undo.enter_context(sealed_bytes("preloadd-warmup", content))
+        undo.pop_all()
+    return found

@@ -86,6 +86,10 @@ class Wire:
         """Close the socket; nobody may wait for it any more."""
         self._socket.close()
 
+    def take(self) -> socket.socket:
+        """The socket, which is the caller's from now on; nothing may be pending."""
+        return self._socket
+
     def _send(self) -> None:
         try:
             while self._pending:

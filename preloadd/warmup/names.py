@@ -50,9 +50,14 @@ def versions_root(environ: Mapping[str, str]) -> Path:
     In it there is one for each version of FlashInfer, and in those a root for each set of
     architectures of the GPUs that are seen.
     """
+    return cache_root(environ) / "flashinfer_autotune_cache"
+
+
+def cache_root(environ: Mapping[str, str]) -> Path:
+    """Where an engine with this environment keeps all that it makes for its next start."""
     cache = environ.get("XDG_CACHE_HOME") or "~/.cache"
     root = environ.get(CACHE_ROOT) or f"{cache}/vllm"
-    return _expanded(root, environ) / "flashinfer_autotune_cache"
+    return _expanded(root, environ)
 
 
 def _expanded(text: str, environ: Mapping[str, str]) -> Path:

@@ -22,7 +22,16 @@ import pytest
 from preloadd.errors import DamagedManifest, OutOfDescriptors
 from preloadd.linux import seqpacket
 from preloadd.linux.fds import OwnedFd
-from preloadd.memory.api import ALIGNED, MAX_SPAN, Filler, Keeper, Mapper, Rows, WritableChunk
+from preloadd.memory.api import (
+    ALIGNED,
+    MAX_SPAN,
+    PIECE,
+    Filler,
+    Keeper,
+    Mapper,
+    Rows,
+    WritableChunk,
+)
 
 CHUNKS = 3
 
@@ -317,6 +326,45 @@ def test_too_few_descriptors_name_the_limit_and_leave_nothing(
 ) -> None:
     with descriptors_left(0), pytest.raises(OutOfDescriptors, match="ulimit -n"):
         filler.create(nbytes)
+
+
+def test_bytes_are_lent_where_they_are(
+    filler: Filler, keeper: Keeper, mapper: Mapper, nbytes: int
+) -> None:
+    fd = filled(filler, nbytes, seed=5)
+    keeper.seal(fd.fileno(), nbytes)
+    mapping = mapper.map([(fd, nbytes)])
+    whole, seen = content(nbytes, 5), []
+    try:
+        for offset, count in ((0, nbytes), (5, 100), (nbytes, 0)):
+            mapping.lend(0, offset, count, lambda window: seen.append(bytes(window)))
+            assert seen.pop() == whole[offset : offset + count]
+        with pytest.raises(ZeroDivisionError):
+            mapping.lend(0, 0, 8, lambda window: window[0] / 0)
+        for offset, count in ((-1, 1), (0, nbytes + 1), (nbytes, 1), (0, -1), (0, PIECE + 1)):
+            with pytest.raises(ValueError, match="bytes at"):
+                mapping.lend(0, offset, count, seen.append)
+    finally:
+        mapping.close()
+    assert not seen
+
+
+def test_threads_are_lent_bytes_at_once(
+    filler: Filler, keeper: Keeper, mapper: Mapper, nbytes: int
+) -> None:
+    fd = filled(filler, nbytes, seed=6)
+    keeper.seal(fd.fileno(), nbytes)
+    mapping = mapper.map([(fd, nbytes)])
+    whole = content(nbytes, 6)
+
+    def lent(offset: int) -> bool:
+        seen: list[bytes] = []
+        mapping.lend(0, offset, 64, lambda window: seen.append(bytes(window)))
+        return seen == [whole[offset : offset + 64]]
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(lent, range(0, nbytes - 64, max(64, nbytes // 64))))
+    mapping.close()
 
 
 FILLING = """

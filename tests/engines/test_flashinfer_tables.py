@@ -33,12 +33,16 @@ from flashinfer.autotuner import autotuner as internals
 from preloadd.warmup import folder
 from preloadd.warmup.merge import Existing, merge
 from preloadd.warmup.names import TableName
+from preloadd.warmup.seeding.kinds import Outcome, Unfit
+from preloadd.warmup.seeding.tables import TableWanted, install_all
+from preloadd.warmup.strict_json import Malformed, decode
 from preloadd.warmup.table import BadTable, parse, render
 from preloadd.warmup.verdict import FIELDS, Verdict, compare
 from tests.tuned import H200
 
 KEY = "('fp8_gemm', 'CublasFp8GemmRunner', ((128, 4096), (4096, 4096)), ())"
 HASH = "ab" * 32
+NAME = TableName(0, 0)
 
 
 @contextmanager
@@ -165,6 +169,33 @@ def test_it_never_raises_on_what_is_accepted(body: object) -> None:
     counted = sum(not entry.ignored for entry in table.entries.values()) if used else 0
     for written in (raw, render(table)):
         assert load(written) == (used, counted)
+
+
+SEEDED = st.builds(
+    lambda body, here: {**body, "_metadata": here} if isinstance(body, dict) else body,
+    BODIES,
+    st.sampled_from([H200, H200, H200 | {"extra": "x"}]),
+)
+
+
+@settings(max_examples=200)
+@given(SEEDED, st.booleans())
+def test_it_never_raises_on_what_was_had_from_elsewhere(body: object, there: bool) -> None:
+    """Judged, and installed over nothing or over a table: whatever comes, it uses all of it."""
+    wanted = TableWanted(HASH, NAME, H200)
+    try:
+        table = wanted.judged({str(NAME): decode(json.dumps(body).encode())})
+    except (Unfit, Malformed):
+        return
+    with tempfile.TemporaryDirectory() as root:
+        if there:
+            old = parse(json.dumps({"_metadata": H200, KEY: ["R", 1]}).encode(), "old")
+            folder.install(Path(root), HASH, {NAME: old}, Existing.KEEP)
+        assert install_all(Path(root), HASH, {NAME: table}).outcome is Outcome.INSTALLED
+        raw = folder.stored(Path(root), HASH, NAME)
+    counted = sum(not entry.ignored for entry in table.entries.values())
+    assert raw is not None
+    assert load(raw) == (True, counted)
 
 
 class Product(TunableRunner):

@@ -1,4 +1,4 @@
-# Makes the root of a machine out of this one's, in namespaces of its own, and becomes its systemd.
+# Makes the root of a machine out of $ROOT, in namespaces of its own, and becomes its systemd.
 #
 #   boot.sh SCRATCH UNIT [FOLDER INSIDE]...
 #
@@ -19,7 +19,7 @@ mount -t tmpfs -o mode=755 tmpfs "$scratch"
 mkdir "$scratch/upper" "$scratch/work" "$root"
 # Copied, because an overlay refuses layers of which one lies inside the other.
 for layer in $LAYERS; do cp -a "$layer/." "$scratch/upper/"; done
-mount -t overlay -o "lowerdir=/,upperdir=$scratch/upper,workdir=$scratch/work" overlay "$root"
+mount -t overlay -o "lowerdir=$ROOT,upperdir=$scratch/upper,workdir=$scratch/work" overlay "$root"
 
 # Where these can be written, systemd sets up the kernel, and that is the one all share.
 mount -t proc -o nosuid,nodev,noexec proc "$root/proc"

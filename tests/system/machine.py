@@ -47,12 +47,14 @@ class Failed(AssertionError):
 
 @dataclass(frozen=True)
 class Plan:
-    """What to boot. `layers` are folders laid over this machine's root, in their order.
+    """What to boot. `layers` are folders laid over `root`, in their order.
 
-    `binds` are pairs of a folder here and where it is seen, read-only. `prepare` is a shell command
-    that runs inside before systemd does; `unit` is what systemd starts.
+    `root` is that of this machine, or that of another system, which is not written to. `binds` are
+    pairs of a folder here and where it is seen, read-only. `prepare` is a shell command that runs
+    inside before systemd does; `unit` is what systemd starts.
     """
 
+    root: Path = Path("/")
     layers: Sequence[Path] = ()
     binds: Sequence[tuple[Path, str]] = ()
     prepare: str = ":"
@@ -194,6 +196,7 @@ def _namespaces(plan: Plan, scratch: Path, group: Path, output: int) -> subproce
         start_new_session=True,
         env={
             "PATH": PATH,
+            "ROOT": str(plan.root),
             "LAYERS": " ".join(map(str, plan.layers)),
             "MASK": " ".join(MASKED),
             "PREPARE": plan.prepare,

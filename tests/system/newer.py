@@ -24,7 +24,7 @@ class NotToBeHad(Exception):
 
 def layer(cache: Path) -> Path:
     """A folder to lay over the root; made at the first call (6 MB to download), kept in `cache`."""
-    suite = f"{_codename()}-backports"
+    suite = f"{codename()}-backports"
     made = cache / f"systemd-{suite}"
     if not made.is_dir():
         cache.mkdir(parents=True, exist_ok=True)
@@ -36,7 +36,8 @@ def layer(cache: Path) -> Path:
     return made
 
 
-def _codename() -> str:
+def codename() -> str:
+    """What Debian calls this machine's release; NotToBeHad elsewhere."""
     try:
         system = platform.freedesktop_os_release()
     except OSError as error:
@@ -48,7 +49,7 @@ def _codename() -> str:
 
 def _make(suite: str, scratch: Path) -> Path:
     (scratch / "lists/partial").mkdir(parents=True)
-    source = f"deb [signed-by={KEYRING}] {_mirror()} {suite} main\n"
+    source = f"deb [signed-by={KEYRING}] {mirror()} {suite} main\n"
     (scratch / "sources.list").write_text(source)
     apt = ["apt-get", "--quiet=2", "-o", "APT::Sandbox::User=root", "-o", "Acquire::Retries=3"]
     for option, value in {
@@ -65,7 +66,7 @@ def _make(suite: str, scratch: Path) -> Path:
     return _merged(scratch / "tree", scratch / "layer")
 
 
-def _mirror() -> str:
+def mirror() -> str:
     """Where this machine's apt gets the distribution itself from."""
     ask = ["apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages"]
     told = [line.rstrip("/") for line in _run(ask, Path("/")).splitlines()]

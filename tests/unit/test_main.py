@@ -49,6 +49,15 @@ def test_version():
     assert (done.returncode, done.stdout) == (0, f"preloadd {preloadd.__version__}\n")
 
 
+def test_a_rank_of_an_interpreter_without_packages_is_not_tried_again():
+    command = [sys.executable, "-S", "-m", "preloadd", "rank", "CPU-0"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=20)
+    assert done.returncode == 78
+    assert done.stderr.startswith(f"preloadd: {sys.executable} has no package ")
+    assert "`preloadctl doctor`" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
 def test_help_lists_every_command():
     done = run("--help")
     assert done.returncode == 0

@@ -14,6 +14,7 @@ from preloadd.admin.doctor import (
     permissions,
     plugin,
     sockets,
+    stores,
 )
 from preloadd.admin.findings import Finding
 from preloadd.admin.world import World
@@ -27,6 +28,7 @@ def diagnose(world: World) -> list[Finding]:
     found += plugin.examine(world, raw)
     found += permissions.examine(world, raw)
     found += sockets.examine(world, raw)
+    found += stores.examine(world, raw)
     found += manager.examine(world, raw)
     found += gpus.examine(world)
     return found

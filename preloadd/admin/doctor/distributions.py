@@ -9,6 +9,7 @@ import json
 import re
 import sys
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 NEEDED = {
     "anyio": "4.8",
@@ -26,8 +27,13 @@ NEEDED = {
 """Distributions by name, each with the oldest version that will do."""
 
 
+BUNDLED = Path(__file__).parents[3] / "bundled"
+"""What comes with preloadd itself, and is searched last; see `linux.notify`."""
+
+
 def main() -> None:
     """Tell the version of every distribution, null where it is missing."""
+    sys.path.append(str(BUNDLED))
     found = {name: _version(name) for name in (*NEEDED, "preloadd")}
     old = [name for name, least in NEEDED.items() if older(found[name], least)]
     sys.stdout.write(json.dumps({"versions": found, "old": old}))

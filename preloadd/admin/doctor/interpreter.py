@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -15,6 +16,8 @@ from preloadd.linux.asking import ask
 
 TIMEOUT_S = 30.0
 OLDEST = (3, 11)
+SYSTEMS = re.compile(r"(/usr)?/bin/python3(\.\d+)?")
+"""Interpreters that belong to the distribution, into whose packages nobody should install."""
 _VERSION = "import sys; print(*sys.version_info[:3])"
 
 
@@ -65,7 +68,13 @@ def _distributions(python: str, world: World) -> Iterator[Finding]:
     if missing or wrong:
         wanted = " ".join(f"'{name}>={least[name]}'" for name in (*missing, *old))
         what = [*(f"{name} is missing" for name in missing), *wrong]
-        yield fault("distributions", ", ".join(what), f"{python} -m pip install {wanted}")
+        remedy = f"{python} -m pip install {wanted}"
+        if SYSTEMS.fullmatch(python):
+            remedy = (
+                f"this is the system's Python: set PRELOADD_PYTHON in {world.defaults} to that of "
+                "your engine, such as /opt/vllm/bin/python"
+            )
+        yield fault("distributions", f"{python}: {', '.join(what)}", remedy)
     else:
         told_versions = ", ".join(f"{name} {versions[name]}" for name in least)
         yield ok("distributions", told_versions)

@@ -12,9 +12,12 @@ from preloadd.admin.doctor.configuration import Raw
 from preloadd.admin.findings import Finding, fault, note, ok
 from preloadd.admin.service import service
 from preloadd.admin.world import World
-from preloadd.config.files import group_files, host_files
+from preloadd.config.files import group_documents, group_files, host_files
 
 SECRETS = ("tokens.json", "seed.token")
+GIVEN = ("token_file", "tls_key")
+"""Keys of `[seed]` that name files with secrets. Their group may read those, for it to be the
+daemons'."""
 
 
 def examine(world: World, raw: Raw) -> Iterator[Finding]:
@@ -34,6 +37,30 @@ def examine(world: World, raw: Raw) -> Iterator[Finding]:
     wrong = [*_config(config), *_closed(world, raw.daemon_user)]
     yield from _all_well("permissions", config, wrong)
     yield from _state(Path(raw.state_dir), trusted, raw.daemon_user)
+    yield from _given(groups.paths)
+
+
+def _given(paths: list[Path]) -> Iterator[Finding]:
+    """What is wrong with the files of secrets that groups name. Whether daemons can read them is
+    tried by `config check`."""
+    for document in group_documents(paths)[0]:
+        seed = document.table.get("seed")
+        table = seed if isinstance(seed, dict) else {}
+        for key in GIVEN:
+            if not isinstance(named := table.get(key), str) or not named:
+                continue
+            try:
+                mode = stat.S_IMODE(Path(named).stat().st_mode)
+            except OSError as error:
+                remedy = "correct the path, or run this as root"
+                yield note("permissions", f"{named} (seed.{key}): {error.strerror}", remedy)
+                continue
+            if mode & 0o007:
+                yield fault(
+                    "permissions",
+                    f"{named} (seed.{key}) is open to all users (mode {mode:04o})",
+                    f"chmod o-rwx {named}, and replace what is in it",
+                )
 
 
 def _all_well(subject: str, paths: list[Path], wrong: list[Finding]) -> Iterator[Finding]:

@@ -26,7 +26,8 @@ from preloadd.engine.torch import Weights
 from preloadd.engine.vllm import profiling
 from preloadd.engine.vllm.binding import Bound, build
 from preloadd.engine.vllm.registries import undone_on_error
-from preloadd.engine.vllm.request import FORMAT, Attached, Route, take_lease
+from preloadd.engine.vllm.request import FORMAT, Attached, Route, placement_of, take_lease
+from preloadd.engine.vllm.warmup import take_over
 from preloadd.errors import AttachError, ConfigError, PreloadError
 
 log = logging.getLogger("vllm.preloadd")
@@ -196,6 +197,8 @@ class PreloaddLoader(BaseModelLoader):  # type: ignore[misc]
         attachment.watch()
         profiling.hold(weights, taken.place.spot.memory)
         _tell(weights, bound)
+        role = self._route.role(config, model_config)
+        take_over(config, role, placement_of(config), attachment)
         return bound.model
 
     def _from_disk(self, config: VllmConfig, model_config: ModelConfig, prefix: str) -> nn.Module:

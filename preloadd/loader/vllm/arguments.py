@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import NoReturn
 
 from vllm.config import ModelConfig, VllmConfig
@@ -44,25 +45,48 @@ def engine_config(settings: RankSettings) -> tuple[VllmConfig, ModelConfig]:
     For a draft it is the one that the engine builds the draft with. ConfigError where vLLM refuses
     the arguments or does not know the model; its own words in full are for those who debug.
     """
+    role = settings.parsed_instance.role
+    with _explained(settings):
+        config = _made(settings, {})
+        _take_place(config, settings.model.placement)
+        if role is Role.DRAFT:
+            config = _drafting(config)
+    refuse(config)
+    return config, _part(config, role)
+
+
+def whole_config(settings: RankSettings, changes: Mapping[str, object]) -> VllmConfig:
+    """The configuration of an engine for all ranks of the group, with `changes` to its arguments.
+
+    ConfigError as of `engine_config`.
+    """
+    with _explained(settings):
+        return _made(settings, changes)
+
+
+def _made(settings: RankSettings, changes: Mapping[str, object]) -> VllmConfig:
     model, role = settings.model, settings.parsed_instance.role
     parser = EngineArgs.add_cli_args(_Parser(add_help=False))
+    given = parser.parse_args([*model.engine_args, *_ours(model, role)])
+    _name_draft(given, model, role)
+    for name, value in changes.items():
+        setattr(given, name, value)
+    # Of defaults that depend on it, those of `vllm serve`.
+    return EngineArgs.from_cli_args(given).create_engine_config(UsageContext.OPENAI_API_SERVER)
+
+
+@contextmanager
+def _explained(settings: RankSettings) -> Iterator[None]:
+    """What vLLM has against arguments or model, raised in words of ours."""
     try:
-        given = parser.parse_args([*model.engine_args, *_ours(model, role)])
-        _name_draft(given, model, role)
         with quiet(unless=log.isEnabledFor(logging.DEBUG)):
-            # Of defaults that depend on it, those of `vllm serve`.
-            made = EngineArgs.from_cli_args(given)
-            config = made.create_engine_config(UsageContext.OPENAI_API_SERVER)
-            _take_place(config, model.placement)
-            if role is Role.DRAFT:
-                config = _drafting(config)
+            yield
     except OSError as error:
         raise CheckpointError(f"vLLM cannot read the model's configuration: {error}") from error
     except _REFUSALS as error:
         log.debug("vLLM refuses the model or its arguments", exc_info=True)
-        raise ConfigError(told(error, settings, trusted=TRUST in model.engine_args)) from error
-    refuse(config)
-    return config, _part(config, role)
+        trusted = TRUST in settings.model.engine_args
+        raise ConfigError(told(error, settings, trusted=trusted)) from error
 
 
 def reported(config: VllmConfig, model: ModelSettings) -> Placement:

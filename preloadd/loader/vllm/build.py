@@ -6,8 +6,9 @@ import os
 import secrets
 import time
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 from vllm.config import ModelConfig, VllmConfig
@@ -20,19 +21,31 @@ from preloadd.domain.recipe import LAYOUT, recipe_of
 from preloadd.domain.settings import RankSettings
 from preloadd.errors import CheckpointError, OutOfRoom, ReadFailed, UnsupportedModel
 from preloadd.frameworks.vllm.identity import vllm_key
+from preloadd.loader.filling import Filled
 from preloadd.loader.identifying import agree, identify
+from preloadd.loader.peer import Peer, Want, fill, pace_of
 from preloadd.loader.report import Reporter, Tally
+from preloadd.loader.streams import PeerLost
 from preloadd.loader.vllm.alone import alone
 from preloadd.loader.vllm.arguments import engine_config, reported
 from preloadd.loader.vllm.built import Built
-from preloadd.loader.vllm.export import artifact, describe, store
+from preloadd.loader.vllm.export import Export, Stored, artifact, describe, store
 from preloadd.loader.vllm.model import build
+from preloadd.loader.vllm.warmable import described, taken
 from preloadd.memory.api import Filler
 from preloadd.weights.checkpoint import Checkpoint, identities_of, open_checkpoint
 
+MOST_TIMES = 4
+"""How many times as large as a checkpoint what a peer made of it may be."""
+
 
 def load(
-    settings: RankSettings, filler: Filler, reporter: Reporter, *, digest_cache: Path | None
+    settings: RankSettings,
+    filler: Filler,
+    reporter: Reporter,
+    *,
+    digest_cache: Path | None,
+    peer: Peer | None = None,
 ) -> Manifest:
     """Load what `settings` say into memory of `filler`, handing each chunk to `reporter`.
 
@@ -50,34 +63,118 @@ def load(
         return Key(key | {CHECKPOINT: digest})
 
     digest = agree(settings, checkpoint, digest_cache, reporter, with_content)
+    if peer is not None:
+        digest = digest or identify(checkpoint, settings.model.digest, digest_cache, reporter)
+        wanted = _wanted(settings, checkpoint, with_content(digest), filler)
+        found = fill(peer, wanted, filler, reporter)
+        if found is not None:
+            theirs, filled = found
+            warmup = taken(theirs, config, settings.model.engine_args)
+            return _taken(settings, checkpoint, theirs, warmup, filled, started)
+    made = _made(settings, checkpoint, config, model_config, filler, reporter)
+    _require_unchanged(checkpoint)
+    digest = digest or identify(checkpoint, settings.model.digest, digest_cache, reporter)
+    return _manifest(settings, checkpoint, with_content(digest), made, started)
+
+
+class _Made(NamedTuple):
+    """What vLLM made, and where it was stored."""
+
+    export: Export
+    attributes: dict[str, bool | int | float | str]
+    warmup: Artifact
+    stored: Stored
+
+
+def _made(
+    settings: RankSettings,
+    checkpoint: Checkpoint,
+    config: VllmConfig,
+    model_config: ModelConfig,
+    filler: Filler,
+    reporter: Reporter,
+) -> _Made:
     tally = _Tallies(reporter, checkpoint.nbytes)
-    with alone(config, reported(config, settings.model)):
+    placement = reported(config, settings.model)
+    with alone(config, placement):
         shards = [shard.path for shard in checkpoint.shards]
         built = _built(config, model_config, settings, shards, tally)
         export = describe(built)
         attributes = _attributes(built.model)
+        warmup = described(
+            config, placement, settings.parsed_instance.role, settings.model.engine_args
+        )
         stored = store(export, filler, settings.model.chunk_bytes, reporter)
-    _require_unchanged(checkpoint)
-    digest = digest or identify(checkpoint, settings.model.digest, digest_cache, reporter)
+    return _Made(export, attributes, warmup, stored)
+
+
+def _manifest(
+    settings: RankSettings, checkpoint: Checkpoint, key: Key, made: _Made, started: float
+) -> Manifest:
     return Manifest(
         generation=secrets.token_hex(16),
         layout=LAYOUT,
         backend=settings.model.memory.value,
-        chunks=stored.chunks,
-        storages=stored.storages,
-        tensors=export.tensors,
-        key=with_content(digest),
+        chunks=made.stored.chunks,
+        storages=made.stored.storages,
+        tensors=made.export.tensors,
+        key=key,
         recipe=recipe_of(settings, checkpoint.identities()),
         shards=checkpoint.weights_identities(),
-        aliases=export.aliases,
-        attributes=attributes,
+        aliases=made.export.aliases,
+        attributes=made.attributes,
         artifacts=(
             Artifact("config", "config.json", checkpoint.config_bytes),
-            artifact(export),
+            artifact(made.export),
+            made.warmup,
         ),
         counters={
             "bytes_read": checkpoint.nbytes,
             "files": len(checkpoint.shards),
+            "load_ms": int((time.monotonic() - started) * 1000),
+        },
+    )
+
+
+def _wanted(settings: RankSettings, checkpoint: Checkpoint, key: Key, filler: Filler) -> Want:
+    """Weights as vLLM would make them here: how large they are is not known before."""
+    most = min(filler.room()[0], MOST_TIMES * checkpoint.nbytes + settings.model.chunk_bytes)
+
+    def fits(manifest: Manifest) -> None:
+        if manifest.backend != settings.model.memory.value:
+            raise PeerLost(f"its weights are for memory of the kind {manifest.backend}")
+        if sum(manifest.chunks) > most:
+            raise PeerLost(
+                f"its arena has {sum(manifest.chunks):,} bytes, {most:,} at most do here"
+            )
+
+    return Want(key, checkpoint.nbytes, pace_of(checkpoint, filler), fits)
+
+
+def _taken(
+    settings: RankSettings,
+    checkpoint: Checkpoint,
+    theirs: Manifest,
+    warmup: Artifact,
+    filled: Filled,
+    started: float,
+) -> Manifest:
+    """The peer's manifest as one of this rank."""
+    _require_unchanged(checkpoint)
+    own = (Artifact("config", "config.json", checkpoint.config_bytes), warmup)
+    names = {(one.kind, one.name) for one in own}
+    others = (one for one in theirs.artifacts if (one.kind, one.name) not in names)
+    return replace(
+        theirs,
+        generation=secrets.token_hex(16),
+        recipe=recipe_of(settings, checkpoint.identities()),
+        shards=checkpoint.weights_identities(),
+        artifacts=(*own, *others),
+        counters={
+            "bytes_read": 0,
+            "bytes_peer": filled.bytes_peer,
+            "files": len(checkpoint.shards),
+            "fill_ms": int(filled.seconds * 1000),
             "load_ms": int((time.monotonic() - started) * 1000),
         },
     )

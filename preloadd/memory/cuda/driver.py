@@ -356,6 +356,10 @@ class CudaDriver:
         self._ask("copying from it", self._cu.cuMemcpyDtoH, data, address, nbytes)
         return bytes(data)
 
+    def copy_out_to(self, target: int, address: int, nbytes: int) -> None:
+        """One copy into pinned memory, done when this returns."""
+        self._ask("copying from it", self._cu.cuMemcpyDtoH, target, address, nbytes)
+
     def close(self) -> None:
         """Give the use of the context up; the last one ends it."""
         self._give_up("closing it", self._cu.cuDevicePrimaryCtxRelease, self._number)

@@ -256,6 +256,10 @@ class HipDriver:
         self._done("copying from it", self._hip.hipMemcpyDtoH(data, address, nbytes))
         return data.raw
 
+    def copy_out_to(self, target: int, address: int, nbytes: int) -> None:
+        """One copy into pinned memory, done when this returns."""
+        self._done("copying from it", self._hip.hipMemcpyDtoH(target, address, nbytes))
+
     def close(self) -> None:
         """Nothing: the runtime keeps its context while the process lives."""
 

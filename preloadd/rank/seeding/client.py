@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import ssl
 from typing import TypeVar
 
 import anyio
@@ -12,6 +13,7 @@ from preloadd.domain.endpoint import Endpoint
 from preloadd.domain.lines import one_line
 from preloadd.errors import ProtocolViolation
 from preloadd.transport import tcp
+from preloadd.transport.tls import TlsWire, refusal
 from preloadd.warmup.seeding import messages as m
 from preloadd.warmup.seeding.frames import MAX_ANSWER, Frame, framed
 from preloadd.warmup.seeding.kinds import Outcome, Seeded, Unfit, Wanted
@@ -32,16 +34,25 @@ _REFUSALS = {
     m.UNAUTHORIZED: "it does not accept this rank's token: give both the same, and see whether "
     "it has expired at the source",
     m.UNSUPPORTED: "it does not know this kind: install the same version on both",
+    m.TLS_ONLY: "it speaks TLS: give this host the files for that, too",
     m.INVALID_HASH: "it does not take this hash of a configuration: install the same version on "
     "both",
 }
 
 
-async def fetch(source: Endpoint, wanted: Wanted[T], token: str, *, within: float) -> Seeded[T]:
+async def fetch(
+    source: Endpoint,
+    wanted: Wanted[T],
+    token: str,
+    *,
+    within: float,
+    tls: ssl.SSLContext | None = None,
+) -> Seeded[T]:
     """What `source` has of what is `wanted`, judged; never an error, whatever it sends.
 
     For `within` seconds a source that cannot be reached, or hangs up, is tried again: it may be
-    starting. Nothing in the result, or in a log, holds `token`.
+    starting. With `tls` it has to prove who it is, before it is sent anything. Nothing in the
+    result, or in a log, holds `token`.
     """
     body = framed(m.request(wanted.kind, wanted.fields, token))
     seeded: Seeded[T] | None = None
@@ -51,9 +62,12 @@ async def fetch(source: Endpoint, wanted: Wanted[T], token: str, *, within: floa
         while seeded is None:
             try:
                 with anyio.fail_after(ATTEMPT_S):
-                    raw = await _asked(source, body)
+                    raw = await _asked(source, body, tls)
             except OSError as error:
-                last = (error.strerror or "no answer came in time").lower()
+                if isinstance(error, ssl.SSLError) and (why := refusal(error)):
+                    seeded = Seeded(Outcome.INCOMPATIBLE, why)
+                    break
+                last = _last(error)
                 log.debug("asking %s: %s", source, last)
                 await anyio.sleep(pause)
                 pause = min(2 * pause, _MAX_PAUSE_S)
@@ -67,10 +81,19 @@ async def fetch(source: Endpoint, wanted: Wanted[T], token: str, *, within: floa
     return Seeded(seeded.outcome, _told(source, seeded.why, token), seeded.value)
 
 
-async def _asked(source: Endpoint, body: bytes) -> bytes:
+def _last(error: OSError) -> str:
+    if isinstance(error, ssl.SSLError):
+        return "it hung up before TLS was agreed on"
+    return (error.strerror or "no answer came in time").lower()
+
+
+async def _asked(source: Endpoint, body: bytes, tls: ssl.SSLContext | None) -> bytes:
     """The bytes of the answer. OSError if there is none, ProtocolViolation if it is no message."""
-    wire = await tcp.connect(source.host, source.port)
+    plain = await tcp.connect(source.host, source.port)
+    wire = plain if tls is None else TlsWire(plain, tls, host=source.host)
     try:
+        if isinstance(wire, TlsWire):
+            await wire.greet()
         await wire.send(body)
         frame = Frame(MAX_ANSWER)
         while data := await wire.receive():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import ssl
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -16,17 +17,20 @@ import anyio
 from anyio import to_thread
 from anyio.abc import TaskGroup
 
+from preloadd.domain.meeting import is_one_host
+from preloadd.domain.seeding import EVERYWHERE
 from preloadd.errors import PreloadError, ProtocolViolation
+from preloadd.rank.seeding.api import Admits, Stream
 from preloadd.rank.seeding.crowd import Crowd, of_one_peer
 from preloadd.transport import tcp
+from preloadd.transport.tls import NOT_TLS, TlsWire, refusal
 from preloadd.warmup.seeding import messages as m
 from preloadd.warmup.seeding.frames import MAX_REQUEST, Frame, framed
 from preloadd.warmup.seeding.kinds import Kind
 
 log = logging.getLogger(__name__)
 
-Admits = Callable[[bytes], bool]
-"""Whether a token, as `domain.tokens.presented` has it, is good now; has to take constant time."""
+Wire = tcp.Wire | TlsWire
 
 REQUEST_S = 10.0
 """Seconds for a whole request, from when its sender was accepted."""
@@ -67,15 +71,27 @@ class _Address:
 class Listener:
     """Answers with `kinds` whoever has a token that is good. `serve` it once.
 
+    With `tls`, which gives the context for a connection, it is with those alone who speak that.
     `fault` says why there is no port; '' if there is one, or none was tried yet (`tried`).
     """
 
-    def __init__(self, host: str, port: int, kinds: Iterable[Kind], admits: Admits) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        kinds: Iterable[Kind],
+        admits: Admits,
+        *,
+        streams: Iterable[Stream] = (),
+        tls: Callable[[], ssl.SSLContext] | None = None,
+    ) -> None:
         self.fault = ""
         self.tried = anyio.Event()
         self._host, self._port = host, port
         self._kinds = {kind.name: kind for kind in kinds}
+        self._streams = {stream.name: stream for stream in streams}
         self._admits = admits
+        self._tls = tls
         self._crowd = Crowd()
         self._scopes: dict[int, anyio.CancelScope] = {}
         self._addresses: dict[str, _Address] = {}
@@ -86,6 +102,13 @@ class Listener:
 
     async def serve(self) -> None:
         """Listen until cancelled, and try again for as long as that is not possible."""
+        if self._tls is None and (self._host in EVERYWHERE or not is_one_host(self._host)):
+            log.warning(
+                "others are seeded at %s:%d without TLS: tokens and what is fetched can be read on "
+                "the way; let only trusted hosts reach it, or give tls_cert",
+                self._host,
+                self._port,
+            )
         while True:
             try:
                 listeners = await tcp.listen(self._host, self._port, _BACKLOG)
@@ -142,9 +165,12 @@ class Listener:
         """One guest, from when it came until it is gone."""
         with sock, scope, self._sharing(address) as shared:
             try:
-                wire = tcp.Wire(sock)
-                await self._exchange(number, address, shared, wire, scope)
-                wire.finish()
+                wire = await self._greeted(sock)
+                if not await self._exchange(number, address, shared, wire, scope):
+                    wire.finish()
+            except ssl.SSLCertVerificationError as error:
+                text = "a peer at %s was hung up on: %s"
+                self._say_once(f"{address} unknown", text, address, refusal(error))
             except OSError as error:
                 log.debug("a peer at %s hung up: %s", address, error.strerror)
             except Exception:  # noqa: BLE001 - logged, but not at every connection
@@ -153,6 +179,21 @@ class Listener:
             finally:
                 self._crowd.left(number)
                 del self._scopes[number]
+
+    async def _greeted(self, sock: socket.socket) -> Wire:
+        wire = tcp.Wire(sock)
+        if self._tls is None:
+            return wire
+        private = TlsWire(wire, self._tls())
+        try:
+            await private.greet()
+        except ssl.SSLError as error:
+            if error.reason in NOT_TLS:
+                with anyio.move_on_after(_FAREWELL_S):
+                    await wire.send(framed(m.failed(m.TLS_ONLY)))
+                    wire.finish()
+            raise
+        return private
 
     @contextmanager
     def _sharing(self, address: str) -> Iterator[_Address]:
@@ -170,10 +211,10 @@ class Listener:
         number: int,
         address: str,
         shared: _Address,
-        wire: tcp.Wire,
+        wire: Wire,
         scope: anyio.CancelScope,
-    ) -> None:
-        """Hear the request, and answer it if its token is good."""
+    ) -> bool:
+        """Hear the request, and answer it if its token is good. Whether others go on with it."""
         try:
             raw = await _request(wire)
             self._crowd.asked(number)
@@ -182,15 +223,18 @@ class Listener:
         except ProtocolViolation as error:
             with anyio.move_on_after(_FAREWELL_S):
                 await wire.send(framed(m.failed(str(error))))
-            return
+            return False
         self._crowd.left(number)
         scope.deadline = anyio.current_time() + EXCHANGE_S
         if shared.answers.statistics().tasks_waiting >= _WAITING_EACH:
             await wire.send(framed(m.failed("there are too many requests of this peer")))
-            return
+            return False
         async with shared.answers, self._answers:
+            if (stream := self._streams.get(request.kind)) is not None:
+                return await _handed_over(stream, request, wire)
             answer = await self._answered(request, address)
             await wire.send(framed(answer))
+        return False
 
     async def _authenticate(self, token: bytes, address: str, shared: _Address) -> None:
         """ProtocolViolation if the token is not good, after a while in which no other is tried."""
@@ -233,7 +277,22 @@ class Listener:
         self._quiet_until = known
 
 
-async def _request(wire: tcp.Wire) -> bytes:
+async def _handed_over(stream: Stream, request: m.Request, wire: Wire) -> bool:
+    """Have a stream's kind go on with a connection, if it is one that is due."""
+    if isinstance(wire, TlsWire):
+        await wire.send(framed(m.failed("what comes in a stream is not given with TLS")))
+        return False
+    try:
+        stream.admit(request.fields)
+    except ProtocolViolation as error:
+        await wire.send(framed(m.failed(str(error))))
+        return False
+    await wire.send(framed(m.found(b"null") or b""))
+    await stream.take(wire.take())
+    return True
+
+
+async def _request(wire: Wire) -> bytes:
     """The bytes of the one request. OSError if the peer is gone, ProtocolViolation."""
     frame = Frame(MAX_REQUEST)
     while data := await wire.receive():

@@ -19,6 +19,9 @@ UNSUPPORTED = "unsupported seed kind"
 INVALID_HASH = "invalid config_hash"
 """Three faults in vLLM's words, by which either side knows them."""
 
+TLS_ONLY = "this source speaks TLS only"
+"""What those are told, in clear, who do not."""
+
 MAX_PARTS = 1024
 """Values in a request, about: of those that fit, many would cost a daemon long, whoever asks."""
 

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from preloadd.admin import tokens
-from preloadd.config.tokens import own_secret, read_tokens
+from preloadd.config.tokens import kept_secret, read_tokens
 from preloadd.domain.tokens import is_secret, verify
 from preloadd.errors import ConfigError
 
@@ -101,10 +101,10 @@ def test_lists_tell_names_and_times_and_nothing_else(state):
 def test_mirror_keeps_what_it_is_given(state):
     secret = tokens.create(state, "a", now=0.0, lasts=None)
     tokens.keep(state, f"{secret}\n")
-    assert own_secret(state, {}) == secret
+    assert kept_secret(state) == secret
     with pytest.raises(ConfigError, match="token create"):
         tokens.keep(state, "hunter2")
-    assert own_secret(state, {}) == secret
+    assert kept_secret(state) == secret
 
 
 def test_state_folder_is_made_once(tmp_path):

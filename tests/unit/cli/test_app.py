@@ -69,6 +69,15 @@ def test_status_and_show_tell_what_weights_on_a_gpu_risk(ctl, ranks):
     assert re.search(r"memory +cuda", shown)
 
 
+def test_show_tells_how_a_warm_up_ended(ctl, ranks):
+    ranks.serve("CPU-0", warmup=("tables: tuned 80 entries in 5.5 s", "store a: no answer"))
+    shown = ctl("group", "show", "smol").out
+    assert re.search(r"warm-up +tables: tuned 80 entries in 5.5 s\n", shown)
+    assert re.search(r"warm-up +store a: no answer", shown)
+    (group,) = json.loads(ctl("status", "--json").out)["groups"]
+    assert group["ranks"][0]["warmup"][1] == "store a: no answer"
+
+
 def test_status_without_anything(ctl):
     ran = ctl("status")
     assert ran.status == 3
@@ -230,6 +239,16 @@ def test_version_points_out_what_is_not_installed(ctl, ranks):
     assert "not what is installed: `preloadctl restart old`" in ran.out
     told = json.loads(ctl("version", "--json").out)
     assert (told["installed"], told["matches"]) == (__version__, False)
+
+
+def test_status_points_out_what_is_not_installed(ctl, ranks):
+    ranks.serve("CPU-0", version=__version__)
+    assert "installed" not in ctl("status").out
+    ranks.serve("CPU-1", group="old", version="0.0.9")
+    ran = ctl("status")
+    assert ran.status == 0
+    told = f"old: not the preloadd that is installed ({__version__}): see `preloadctl version`"
+    assert told in ran.out.splitlines()
 
 
 def test_version_option(ctl):

@@ -57,6 +57,16 @@ def test_expected_trouble_is_one_line_and_no_traceback(command, ranks):
     assert err.count("\n") == 1
 
 
+def test_an_interpreter_without_packages_is_told_in_one_line(command):
+    # Without site-packages there is none.
+    environ = {"PYTHONPATH": str(ROOT)}
+    with command("status", flags=["-S"], env=environ) as process:
+        out, err = process.communicate(timeout=20)
+    assert (process.returncode, out) == (78, "")
+    assert err.startswith(f"preloadctl: {sys.executable} has no package typer: `preloadctl doctor`")
+    assert err.count("\n") == 1
+
+
 def test_a_reader_that_goes_away_is_no_trouble(command, ranks):
     ranks.serve("CPU-0")
     read, write = os.pipe()

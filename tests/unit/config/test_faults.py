@@ -14,7 +14,7 @@ from preloadd.config.host import HostSettings
         (HostSettings, ("supervisor", "prot"), "did you mean 'port'?"),
         (HostSettings, ("deadline",), "did you mean 'deadlines'?"),
         (HostSettings, ("silense_s",), "did you mean 'deadlines.silence_s'?"),
-        (Group, ("seed", "zzz"), "known here: enabled, peers"),
+        (Group, ("seed", "zzz"), "known here: listen_host, listen_port"),
     ],
 )
 def test_hints(model, key, hint):

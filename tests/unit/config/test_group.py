@@ -9,7 +9,7 @@ from preloadd.config.files import Document, Fault, parse
 from preloadd.config.group import Group, claims, is_full, judge
 from preloadd.domain.nodes import launch_faults
 from preloadd.domain.placement import ExpertPlacement
-from preloadd.domain.settings import CHUNK_BYTES, Layout, Memory
+from preloadd.domain.settings import CHUNK_BYTES, Layout, Memory, Tls
 from tests.placements import launch_of
 from tests.refused_placements import REFUSALS
 
@@ -80,7 +80,16 @@ def test_everything_that_can_be_said():
         flashinfer_autotune = false
         stores = []
         [seed]
-        enabled = false
+        listen_host = "0.0.0.0"
+        listen_port = 29700
+        source_host = "[fd00::7]"
+        source_port = 29800
+        token_file = "/etc/preloadd/seed.token"
+        tls_cert = "/c"
+        tls_key = "/k"
+        tls_ca = "/a"
+        weights = false
+        within_s = 5
         """
     )
     assert found.name == "other"
@@ -89,6 +98,8 @@ def test_everything_that_can_be_said():
     assert found.chunk_bytes == 64 << 20
     assert [str(instance) for instance in found.instances] == ["CPU-3", "CPU-1", "CPU-2", "CPU-0"]
     assert found.restart.interval_s == 60
+    assert found.seed.tls == Tls("/c", "/k", "/a")
+    assert list(map(str, found.listens)) == [f"0.0.0.0:{port}" for port in range(29700, 29704)]
 
 
 @pytest.mark.parametrize(
@@ -119,15 +130,35 @@ def test_everything_that_can_be_said():
         ("[parallel]\nmaster_port = 0", "parallel.master_port", "must be at least 1"),
         ('[draft]\nmodel = "/d"', "draft", 'write builder = "vllm", or leave the table out)'),
         ("[draft]\nenabled = 1", "draft.enabled", "true or false"),
+        ("[warmup]\nflashinfer_autotune = 1", "warmup.flashinfer_autotune", "true or false"),
+        ("[warmup]\nstores = 'mooncake'", "warmup.stores", "must be a list"),
+        ("[warmup]\ntrust_bundles = 1", "warmup.trust_bundles", "true or false"),
+        ("[seed]\nenabled = true", "seed.enabled", "no such key"),
+        ("seed = 1", "seed", "must be a table"),
+        ("[seed]\nlisten_port = '1'", "seed.listen_port", "must be a whole number"),
+        ('[seed]\nlisten_host = "0.0.0.0"', "seed.listen_port", "with the host (the first port of"),
+        ("[seed]\nlisten_port = 1", "seed.listen_host", "must be given with the port (this host's"),
+        ('[seed]\nsource_host = "n"', "seed.source_port", "must be given with the host"),
+        ("[seed]\nsource_port = 1", "seed.source_host", "with the port (the source, as"),
+        ('[seed]\ntoken_file = "x"', "seed.token_file", "no absolute path"),
+        ('[seed]\ntoken_file = "/x"', "seed.token_file", "no host to listen on or ask (give one"),
+        ("[seed]\nweights = true", "seed.weights", "no source to fetch weights from (give its"),
+        ("[seed]\nwithin_s = 0", "seed.within_s", "more than 0"),
         (
-            "[warmup]\nflashinfer_autotune = true",
-            "warmup.flashinfer_autotune",
-            "not in this version",
+            '[seed]\nsource_host = "n"\nsource_port = 1\ntls_key = "/k"',
+            "seed.tls_key",
+            "is the key of no certificate (give that",
         ),
-        ('[warmup]\nstores = ["x"]', "warmup.stores", "not in this version"),
-        ("[warmup]\ntrust_bundles = true", "warmup.trust_bundles", "not in this version"),
-        ("[seed]\nenabled = true", "seed.enabled", "not in this version"),
-        ('[seed]\npeers = ["x"]', "seed.peers", "not in this version"),
+        (
+            '[seed]\nlisten_host = "n"\nlisten_port = 65536',
+            "seed.listen_port",
+            "65536 is past the last port, 65535 (give a lower one)",
+        ),
+        (
+            '[seed]\nsource_host = "n"\nsource_port = 0',
+            "seed.source_port",
+            "is 0 (give 1 to 65535)",
+        ),
         ('name = "-x"', "name", "cannot be part of a unit's name"),
         ('name = "a@b"', "name", "cannot be part of a unit's name"),
         ("name = 3", "name", "must be text in quotes (given: 3)"),

@@ -258,6 +258,33 @@ def test_groups_do_not_meet_where_another_does(write):
     )
 
 
+def listening(port, device, host="0.0.0.0"):
+    seed = f'[seed]\nlisten_host = "{host}"\nlisten_port = {port}\n'
+    gpus = f'["{device}0", "{device}1"]'
+    return f'model = "m"\ngpus = {gpus}\n{seed}[parallel]\ntensor_parallel_size = 2\n'
+
+
+def test_groups_do_not_listen_where_another_does(write):
+    files = {"groups.d/a.toml": listening(29700, "CPU-1")}
+    folder = write({**files, "groups.d/b.toml": listening(29702, "CPU-2", "10.0.0.1")})
+    assert not survey(folder, {}).faults
+    folder = write({**files, "groups.d/b.toml": listening(29699, "CPU-2", "10.0.0.1")})
+    (fault,) = survey(folder, {}).faults
+    assert str(fault) == (
+        f"{folder}/groups.d/b.toml: seed.listen_port: gives a rank 29700, as "
+        f"{folder}/groups.d/a.toml does (give another one)"
+    )
+    files = {"groups.d/a.toml": listening(29700, "CPU-1", "10.0.0.2")}
+    folder = write({**files, "groups.d/b.toml": listening(29700, "CPU-2", "10.0.0.1")})
+    assert not survey(folder, {}).faults
+
+
+def test_a_group_does_not_listen_at_the_supervisors_port(write):
+    folder = write({"groups.d/a.toml": listening(9469, "CPU-1")})
+    (fault,) = survey(folder, {}).faults
+    assert "seed.listen_port: 9469 to 9469 + 1 = 9470 is in use: 9470 is supervisor" in str(fault)
+
+
 def test_a_group_does_not_meet_at_the_supervisors_port(write):
     folder = write({"groups.d/a.toml": SPREAD.format(0, 9470)})
     (fault,) = survey(folder, {}).faults

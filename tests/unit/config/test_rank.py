@@ -162,6 +162,19 @@ def test_defaults_of_files_are_defaults_of_settings(write):
     assert HostSettings().deadlines.deadlines == plain.deadlines
 
 
+def test_stores_of_a_group(write):
+    more = '[warmup]\nstores = ["file:/srv/cache", "mooncake"]\n'
+    found = settings(write({"groups.d/a.toml": f"{GROUP}\n{more}"}), "CPU-0")
+    assert found.warmup.stores == ("file:/srv/cache", "mooncake")
+    assert found.warmup.autotune
+
+
+def test_tuning_can_be_switched_off_for_a_group(write):
+    more = "[warmup]\nflashinfer_autotune = false\n"
+    found = settings(write({"groups.d/a.toml": f"{GROUP}\n{more}"}), "CPU-0")
+    assert not found.warmup.autotune
+
+
 def test_a_rank_of_one_node_is_told_its_place_and_where_all_meet(write):
     spread = (
         'nnodes = 2\nmaster_addr = "10.0.0.1"\nweight_cache_master_port = 29600\n'
@@ -179,3 +192,12 @@ def test_a_rank_of_one_node_is_told_its_place_and_where_all_meet(write):
     assert f"{drop_in}: parallel.node_rank: is 2, but nnodes is 2" in refused(folder, "CPU-3")
     (folder / drop_in).write_text("x")
     assert f"{drop_in}: line 1" in refused(folder, "CPU-3")
+
+
+def test_each_rank_is_seeded_at_its_own_port_with_the_tokens_of_the_host(write):
+    seed = '[seed]\nlisten_host = "::"\nlisten_port = 29700\ntoken_file = "/t"\n'
+    folder = write({"preloadd.toml": 'state_dir = "/s"\n', "groups.d/two.toml": TWO + seed})
+    found = settings(folder, "CPU-3").seeding
+    assert (str(found.listen), found.source) == ("[::]:29701", None)
+    assert (found.tokens, found.token_file) == ("/s", "/t")
+    assert settings(write({"groups.d/two.toml": TWO}), "CPU-3").seeding is None

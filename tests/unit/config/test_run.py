@@ -215,6 +215,7 @@ def test_settings_carry_what_was_asked():
         access_group=("vllm",),
         digest="full",
         log_level="debug",
+        warmup_cache_stores="file:/srv/cache,mooncake",
     )
     assert rank.group == "tiny"
     assert rank.model.path == "/cache/snapshots/abc"
@@ -226,7 +227,14 @@ def test_settings_carry_what_was_asked():
     assert rank.access.users == ("42",)
     assert rank.access.groups == ("vllm",)
     assert rank.log_level == "debug"
+    assert rank.warmup.stores == ("file:/srv/cache", "mooncake")
+    assert rank.warmup.autotune
     assert rank.derived
+
+
+def test_tuning_can_be_switched_off():
+    (rank,) = settings(disable_flashinfer_autotune=True)
+    assert not rank.warmup.autotune
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,3 @@
-from typing import Annotated
-
 import pytest
 from pydantic import ValidationError
 
@@ -11,14 +9,12 @@ from preloadd.config.strict import (
     Strict,
     Texts,
     fields_of,
-    later,
     tables_of,
 )
 
 
 class Inner(Strict):
     seconds: Seconds = 1.0
-    coming: Annotated[int, later("wonders", default=1)] = 1
 
 
 class Outer(Strict):
@@ -49,7 +45,6 @@ def test_lists_become_tuples_and_sizes_whole_pages():
         ({"name": "a/b"}, "unit's name"),
         ({"texts": [""]}, "on one line"),
         ({"inner": {"seconds": True}}, "valid number"),
-        ({"inner": {"coming": 2}}, "wonders: not in this version (leave the key out)"),
         ({"other": 1}, "other"),
     ],
 )
@@ -64,7 +59,6 @@ def test_places_of_settings_and_tables():
         ("texts",),
         ("chunk",),
         ("inner", "seconds"),
-        ("inner", "coming"),
     ]
     assert list(tables_of(Outer)) == [("inner",)]
 

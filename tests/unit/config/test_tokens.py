@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -11,9 +12,12 @@ from preloadd.config.tokens import (
     CREDENTIAL,
     SECRET,
     TOKENS,
+    VARIABLE,
     change_tokens,
+    given_secrets,
     keep_secret,
-    own_secret,
+    kept_secret,
+    read_secrets,
     read_tokens,
 )
 from preloadd.domain.tokens import PREFIX, token
@@ -157,20 +161,87 @@ def test_missing_folder_is_told(tmp_path):
 
 
 def test_mirror_keeps_its_own_secret(state):
-    assert own_secret(state, {}) is None
+    assert kept_secret(state) is None
     keep_secret(state, WORD)
-    assert own_secret(state, {}) == WORD
+    assert kept_secret(state) == WORD
     assert (state / SECRET).stat().st_mode & 0o777 == 0o600
     (state / SECRET).chmod(0o644)
     with pytest.raises(InsecurePath):
-        own_secret(state, {})
+        kept_secret(state)
 
 
-def test_credential_of_the_service_manager_comes_first(state, tmp_path):
-    keep_secret(state, WORD)
-    other = PREFIX + "b" * 43
-    (tmp_path / CREDENTIAL).write_text(f"{other}\n")
-    assert own_secret(state, {"CREDENTIALS_DIRECTORY": str(tmp_path)}) == other
-    (tmp_path / CREDENTIAL).write_text("nonsense")
+def test_what_is_kept_and_is_no_secret_is_said(state):
+    keep_secret(state, "nonsense")
     with pytest.raises(ConfigError, match="holds no token"):
-        own_secret(state, {"CREDENTIALS_DIRECTORY": str(tmp_path)})
+        kept_secret(state)
+
+
+@pytest.fixture
+def given(tmp_path):
+    """Writes a file with tokens."""
+
+    def given(content, mode=0o600, name="given"):
+        path = tmp_path / name
+        path.write_bytes(content)
+        path.chmod(mode)
+        return path
+
+    return given
+
+
+def test_tokens_are_given_by_file_then_credential_then_environment(given, tmp_path):
+    file = given(b"one\n\n two \n", 0o640)
+    given(b"three", name=CREDENTIAL)
+    environ = {"CREDENTIALS_DIRECTORY": str(tmp_path), VARIABLE: "four"}
+    assert given_secrets(str(file), environ) == ("one", "two", "three", "four")
+    assert given_secrets("", environ) == ("three", "four")
+    assert given_secrets("", {"CREDENTIALS_DIRECTORY": str(tmp_path / "none")}) == ()
+
+
+def test_a_file_of_tokens_may_be_a_link(given, tmp_path):
+    given(b"one")
+    (tmp_path / "link").symlink_to("given")
+    assert read_secrets(tmp_path / "link") == ("one",)
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"", "is empty: put a token there"),
+        (b" \n\t\n", "is empty"),
+        (b"hun\xffter", "are not UTF-8"),
+        (b"hun\x00ter", "cannot be printed"),
+        (b"ok\n" + b"hunter2" * 586, "longer than 4,096 bytes"),
+        (b"hunter\n" * 65, "more than 64 tokens"),
+        (b"\n" * 300_000 + b"hunter", "is empty"),
+        (b"hunter" + b"\n" * 300_000, "more than 64 tokens"),
+    ],
+)
+def test_files_without_tokens_are_told_by_their_name_and_without_what_is_in_them(
+    given, content, told
+):
+    path = given(content)
+    with pytest.raises(ConfigError, match=told) as caught:
+        read_secrets(path)
+    assert str(path) in str(caught.value)
+    assert not re.search("hun", str(caught.value))
+    assert caught.value.__cause__ is None
+
+
+def test_files_of_tokens_that_cannot_be_read_are_told(given, tmp_path):
+    with pytest.raises(ReadFailed, match="No such file") as caught:
+        read_secrets(tmp_path / "none")
+    assert str(tmp_path / "none") in str(caught.value)
+    with pytest.raises(ConfigError, match="no regular file"):
+        read_secrets(tmp_path)
+    with pytest.raises(InsecurePath, match="chmod o-rwx"):
+        read_secrets(given(b"secret", 0o644))
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [("", "is empty"), (" ", "is empty"), ("x" * 4097, "longer"), ("a\nb", "line")],
+)
+def test_variables_that_hold_no_token_are_told_by_their_name(said, told):
+    with pytest.raises(ConfigError, match=rf"^\${VARIABLE} .*{told}"):
+        given_secrets("", {VARIABLE: said})

@@ -87,6 +87,7 @@ def test_all_that_spreads_a_group_is_the_groups():
         (["--lora-modules", "a=/b"], "adapters"),
         (["--weight-transfer-config={}"], "engines share"),
         (["--hf-token", "hf_x"], "secret"),
+        (["--seed_token", "plt_x"], "secret"),
         (["--config", "x.yaml"], "write them here"),
         # vLLM takes the beginning of a name for the whole.
         (["--load-form", "ipc_cache"], "may be short for --load-format"),

@@ -408,3 +408,9 @@ def test_with_fallback_the_first_answer_counts(get, socket_dir):
     with pytest.raises(Unavailable):
         get(socket_path=socket_dir / "none.sock")
     assert time.monotonic() - since < 0.3
+
+
+def test_a_daemon_without_warm_up_state_has_none(get, daemon):
+    attachment = get()
+    assert attachment.warmup("flashinfer_autotune", "ab" * 32, limit=1 << 20) == {}
+    assert daemon.status().lease_count == 1

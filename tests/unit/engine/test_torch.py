@@ -20,8 +20,10 @@ from preloadd.engine.options import Options
 from preloadd.engine.place import Place, Spot
 from preloadd.engine.torch import attach_checkpoint, attach_wanted
 from preloadd.errors import ConfigError, DeviceFailed, Mismatch, UnsupportedPlatformForIPCError
+from preloadd.frameworks.tables import table_path
 from preloadd.memory.host import HostMapper
 from preloadd.protocol import messages as m
+from preloadd.warmup.names import OVERRIDE
 from tests.checkpoints import SHARDS, llama
 from tests.process.conftest import ROOT, eventually
 
@@ -66,6 +68,15 @@ def test_zero_copy_tensors_equal_those_on_disk_and_lie_in_the_arena(get, disk, d
     assert not weights.shares(torch.zeros(3))
     held(daemon, 1)
     assert weights.mode is Mode.ZERO_COPY
+
+
+def test_the_path_of_the_table_for_these_weights_is_told(get, monkeypatch):
+    monkeypatch.setenv(OVERRIDE, "/srv/tables")
+    with get() as weights:
+        path = weights.autotune_table
+        assert path == table_path(weights.manifest.key, {OVERRIDE: "/srv/tables"})
+    assert path.parts[:3] == ("/", "srv", "tables")
+    assert path.name == "autotune_configs_dp0_rank0.json"
 
 
 def test_closing_gives_the_lease_back(get, daemon):

@@ -16,6 +16,7 @@ from preloadd.launcher.checks import (
     find_python,
     prepare_socket_dir,
     require_room,
+    require_stores,
 )
 from preloadd.launcher.devices import on_host
 
@@ -197,3 +198,19 @@ def test_a_model_larger_than_the_memory_of_the_host_is_refused_before_anything_s
         file.truncate(8 + len(small) + (1 << 43))
     with pytest.raises(OutOfRoom, match="need 8,796,093,022,208 bytes but"):
         require_room(tmp_path, 1)
+
+
+def test_stores_that_cannot_be_used_are_said_by_their_flag(tmp_path):
+    names = f"moncake,file:{tmp_path}/none,file:{tmp_path}"
+    options = parse_run({"model": "m", "warmup_cache_stores": names})
+    with pytest.raises(ConfigError) as told:
+        require_stores(options, {}, sys.executable)
+    first, second = str(told.value).splitlines()
+    assert first.startswith("--warmup-cache-stores: moncake: there is no store")
+    assert second.startswith(f"--warmup-cache-stores: file:{tmp_path}/none: there is no such fold")
+    assert second.endswith(": create or mount it")
+
+
+def test_stores_that_can_be_used(tmp_path):
+    for names in ({}, {"warmup_cache_stores": f"file:{tmp_path}"}):
+        require_stores(parse_run({"model": "m", **names}), {}, sys.executable)

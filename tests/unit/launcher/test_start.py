@@ -158,6 +158,16 @@ def test_taken_health_port_is_said_before_anything_starts(stage, drive):
     assert stage.lives("CPU-0") == []
 
 
+def test_stores_that_are_none_are_said_before_anything_starts(stage, drive):
+    with drive(warmup_cache_stores="moncake") as launcher:
+        assert launcher.end() == EXIT_STATUS[ErrorCode.CONFIG]
+    assert launcher.shown == (
+        "preloadd run: --warmup-cache-stores: moncake: there is no store 'moncake': did you mean "
+        "'mooncake'?\n"
+    )
+    assert stage.lives("CPU-0") == []
+
+
 def test_missing_model_is_said_before_anything_starts(stage, drive):
     with drive(model="/nonexistent") as launcher:
         assert launcher.end() == EXIT_STATUS[ErrorCode.NOT_FOUND]

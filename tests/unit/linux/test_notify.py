@@ -3,9 +3,11 @@ from __future__ import annotations
 import logging
 import os
 import select
+import shutil
 import socket
 import subprocess
 import sys
+import sysconfig
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -16,6 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import preloadd
 from preloadd.errors import ConfigError, ProtocolViolation
 from preloadd.linux import memfd
 from preloadd.linux.fds import MAX_FDS
@@ -40,6 +43,28 @@ def notifier(manager: NotifySocket, monkeypatch: pytest.MonkeyPatch) -> Iterator
     monkeypatch.setenv("NOTIFY_SOCKET", str(manager.path))
     with closing(Notifier(os.environ)) as notifier:
         yield notifier
+
+
+@pytest.mark.parametrize(("flags", "found"), [([], "site-packages"), (["-S"], "bundled")])
+def test_sdnotify_is_that_of_the_environment_before_the_bundled_one(
+    manager: NotifySocket, tmp_path: Path, flags: list[str], found: str
+) -> None:
+    """As in a package of the system: code in a folder, and there what environments may lack."""
+    (tmp_path / "preloadd").symlink_to(Path(preloadd.__file__).parent)
+    shutil.copytree(Path(sysconfig.get_path("purelib"), "sdnotify"), tmp_path / "bundled/sdnotify")
+    script = (
+        "import os; from preloadd.linux.notify import Notifier; Notifier(os.environ).ready()\n"
+        "import sdnotify; print(sdnotify.__file__)"
+    )
+    environ = {"NOTIFY_SOCKET": str(manager.path), "PYTHONPATH": str(tmp_path)}
+    run = subprocess.run(
+        [sys.executable, "-P", *flags, "-c", script],
+        env={**environ, "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert Path(run.stdout.strip()).parts[-3] == found, run.stderr
+    assert told(manager).fields == {"READY": "1"}
 
 
 def told(manager: NotifySocket) -> Notification:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pytest
 
-from preloadd.domain.settings import ModelSettings, RankSettings
+from preloadd.domain.settings import ModelSettings, RankSettings, Warmup
 from preloadd.linux import seqpacket
 from preloadd.linux.fds import OwnedFd
 from preloadd.loader.source import OpenFile, opened_direct
@@ -34,7 +34,7 @@ def model(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def settings_of(tmp_path: Path) -> Callable[..., RankSettings]:
-    """Settings of a rank for a model's folder, with further ones of the model as keywords."""
+    """Settings of a rank that tunes nothing; further ones of its model are keywords."""
 
     def settings_of(model: Path, *, instance: str = "CPU-0", **more) -> RankSettings:
         return RankSettings(
@@ -43,6 +43,7 @@ def settings_of(tmp_path: Path) -> Callable[..., RankSettings]:
             socket_dir=str(tmp_path),
             derived=False,
             model=ModelSettings(path=str(model), name=model.name, **more),
+            warmup=Warmup(autotune=False),
         )
 
     return settings_of

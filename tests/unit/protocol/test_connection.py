@@ -30,6 +30,8 @@ TOLD = m.StatusTold(
     state=State.SERVING,
 )
 CHANGED = m.StateChanged(state=State.SERVING)
+ASKED = m.WarmupAsked(kind="k", config_hash="ab" * 32)
+WARM = m.WarmupTold(names=("a", "b"), sizes=(1, 2))
 ANSWERS = [
     (ATTACH, GRANTED),
     (ATTACH, MISMATCHED),
@@ -40,11 +42,15 @@ ANSWERS = [
     (m.Profiling(active=True), m.Done()),
     (m.Status(), TOLD),
     (m.Watch(), CHANGED),
+    (ASKED, WARM),
+    (ASKED, m.WarmupTold()),
 ]
 ALWAYS = [m.NotAvailable(reason=m.Reason.LOADING, detail=""), m.Refused(code="denied", detail="")]
 
 
 def handles_of(reply: m.Reply) -> tuple[str, ...]:
+    if isinstance(reply, m.WarmupTold):
+        return HANDLES[: len(reply.names)]
     return HANDLES[: 1 + len(reply.chunks)] if isinstance(reply, m.Granted) else ()
 
 
@@ -435,3 +441,26 @@ def test_a_refusal_that_nothing_was_asked_for_ends_the_connection():
     client = ClientConnection[str]()
     assert client.receive(codec.encode(ALWAYS[1])) == ALWAYS[1]
     assert client.phase is Phase.CLOSED
+
+
+@pytest.mark.parametrize(
+    ("told", "handles"),
+    [
+        (m.WarmupTold(names=("a",), sizes=(1,)), ()),
+        (m.WarmupTold(names=("a",), sizes=()), HANDLES[:1]),
+        (m.WarmupTold(names=(), sizes=()), HANDLES[:1]),
+        (m.WarmupTold(names=("a", "a"), sizes=(1, 1)), HANDLES[:2]),
+        (m.WarmupTold(names=("a",), sizes=(0,)), HANDLES[:1]),
+        (
+            m.WarmupTold(
+                names=tuple(map(str, range(m.MAX_WARMUP + 1))), sizes=(1,) * (m.MAX_WARMUP + 1)
+            ),
+            ("h",) * (m.MAX_WARMUP + 1),
+        ),
+    ],
+)
+def test_warm_up_state_comes_as_it_is_told(told, handles):
+    with pytest.raises(ProtocolViolation, match="warmup-told"):
+        client_asking(ASKED).receive(codec.encode(told), handles)
+    with pytest.raises(ValueError, match="warmup-told"):
+        server_asked(ASKED).answer(told, handles)

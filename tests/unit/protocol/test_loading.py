@@ -8,11 +8,21 @@ from preloadd.domain.manifest import MAX_CHUNKS
 from preloadd.errors import ProtocolViolation
 from preloadd.protocol import codec, payload
 from preloadd.protocol.loading import Load, LoadPhase, LoadReceiver
-from preloadd.protocol.messages import ChunkFilled, Failed, Identified, ManifestWritten, Progress
+from preloadd.protocol.messages import (
+    ChunkFilled,
+    Failed,
+    Identified,
+    ManifestWritten,
+    Progress,
+    Tuned,
+    Warmable,
+)
 
 MANIFEST = ManifestWritten(nbytes=900)
 PROGRESS = Progress(phase="weights", done=1, total=2)
 FAILED = Failed(code="checkpoint", detail="a.safetensors is empty")
+WARMABLE = Warmable(tunes=True)
+TUNED = Tuned(entries=80)
 
 
 def after(*reports: tuple, meets: bool = False) -> LoadReceiver[str]:
@@ -93,6 +103,35 @@ def test_a_failure_after_the_manifest_still_counts():
     assert set(receiver.release()) == {"chunk 0", "manifest"}
 
 
+def test_what_a_loader_makes_ready_besides_is_heard_after_the_manifest():
+    receiver = after(chunk(0), (MANIFEST, "manifest"), (WARMABLE,))
+    assert (receiver.warmable, receiver.tunes, receiver.tuned) == (WARMABLE, False, None)
+    receiver.tune(wanted=True)
+    for report in (PROGRESS, TUNED):
+        receiver.receive(codec.encode(report))
+    assert (receiver.tunes, receiver.tuned) == (True, TUNED)
+    assert receiver.phase is LoadPhase.COMPLETE
+    assert receiver.take().manifest == "manifest"
+
+
+def test_only_a_loader_that_was_told_to_has_tuned():
+    receiver = after(chunk(0), (MANIFEST, "manifest"), (WARMABLE,))
+    receiver.tune(wanted=False)
+    with pytest.raises(
+        ProtocolViolation, match="tuned: it comes once, from a loader that was told"
+    ):
+        receiver.receive(codec.encode(TUNED))
+    assert set(receiver.release()) == {"chunk 0", "manifest"}
+
+
+def test_it_says_so_once():
+    receiver = after(chunk(0), (MANIFEST, "manifest"), (WARMABLE,))
+    receiver.tune(wanted=True)
+    receiver.receive(codec.encode(TUNED))
+    with pytest.raises(ProtocolViolation, match="tuned: it comes once"):
+        receiver.receive(codec.encode(TUNED))
+
+
 def test_a_loader_that_ends_early_has_failed():
     receiver = after(chunk(0))
     receiver.receive_eof()
@@ -156,6 +195,19 @@ BAD = {
     "negative progress": ([], Progress(phase="", done=-1), 0, "negative bytes"),
     "failure with handle": ([chunk(0)], FAILED, 1, "descriptors: 1 instead of 0"),
     "after a failure": ([chunk(0), (FAILED,)], PROGRESS, 0, "failed already"),
+    "tables before the manifest": ([chunk(0)], WARMABLE, 0, "it comes once, after the manifest"),
+    "tables twice": (
+        [chunk(0), (MANIFEST, "manifest"), (WARMABLE,)],
+        WARMABLE,
+        0,
+        "it comes once, after the manifest",
+    ),
+    "tuned unasked": (
+        [chunk(0), (MANIFEST, "manifest"), (WARMABLE,)],
+        TUNED,
+        0,
+        "from a loader that was told to tune",
+    ),
 }
 
 
@@ -173,10 +225,13 @@ def test_a_report_that_does_not_add_up_fails_the_load(before, report, count, tex
 def test_a_report_is_accepted_whole_and_with_its_handles_or_not_at_all(report):
     packet = codec.encode(report)
     before = [chunk(0)] if isinstance(report, ManifestWritten) else []
+    if isinstance(report, (Warmable, Tuned)):
+        before = [chunk(0), (MANIFEST, "manifest")]
     right = 1 if isinstance(report, (ChunkFilled, ManifestWritten)) else 0
     for length in range(len(packet) + 1):
         for count in range(4):
             receiver = after(*before, meets=isinstance(report, Identified))
+            receiver.tune(wanted=True)
             handles = [f"handle {index}" for index in range(count)]
             if (length, count) == (len(packet), right):
                 receiver.receive(packet, handles)

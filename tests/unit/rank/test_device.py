@@ -16,7 +16,7 @@ from preloadd.domain.settings import Memory
 from preloadd.linux.fds import OwnedFd
 from preloadd.linux.memfd import sealed_bytes
 from preloadd.linux.notify import Notifier
-from preloadd.rank.device import PARKED, UNTESTED, Gpu, alone_with
+from preloadd.rank.device import PARKED, UNTESTED, Gpu, alone_with, with_all
 from preloadd.rank.parking import Parking
 from preloadd.transport.probe import ask_probe
 
@@ -192,3 +192,12 @@ def test_a_loader_sees_its_gpu_alone():
     assert alone_with("CPU-0", Memory.HOST, environ) == environ
     assert alone_with(A, Memory.CUDA, environ) == {"CUDA_VISIBLE_DEVICES": A, "PATH": "/bin"}
     assert alone_with(A, Memory.HIP, environ) == {"ROCR_VISIBLE_DEVICES": A, "PATH": "/bin"}
+
+
+def test_an_engine_is_shown_all_devices_of_its_group_in_order():
+    environ = {"PATH": "/bin", "CUDA_VISIBLE_DEVICES": "3"}
+    assert with_all([A, "GPU-b"], Memory.CUDA, environ) == {
+        "CUDA_VISIBLE_DEVICES": f"{A},GPU-b",
+        "PATH": "/bin",
+    }
+    assert with_all(["CPU-1", "CPU-0"], Memory.HOST, {}) == {"PRELOADD_DEVICES": "CPU-1,CPU-0"}

@@ -19,6 +19,7 @@ class Fellow:
     def __init__(self, path) -> None:
         self.path = path
         self.state = State.LOADING
+        self.warming = ""
         self._changed = anyio.Event()
 
     def enter(self, state: State) -> None:
@@ -37,7 +38,7 @@ class Fellow:
 
     async def _tell(self, session: Session) -> None:
         async for _ in session:
-            while await session.answer(StateChanged(state=self.state)):
+            while await session.answer(StateChanged(state=self.state, warming=self.warming)):
                 await self._changed.wait()
 
 
@@ -107,3 +108,23 @@ async def test_whoever_listens_there_and_lies_is_missing(fellow):
             assert not await fellows.whole(0.3)
             tasks.cancel_scope.cancel()
     fellow.path.unlink()
+
+
+async def test_a_fellow_that_warms_up_has_a_gate_as_long_as_it_says_so(fellow):
+    fellow.state, fellow.warming = State.SERVING, "ab" * 32
+    async with following(fellow) as fellows:
+        async with fellow.listening():
+            assert await fellows.whole(5.0)
+            assert fellows.warming == {"ab" * 32}
+            fellow.warming = ""
+            fellow.enter(State.SERVING)
+            with anyio.fail_after(5):
+                while fellows.warming:  # noqa: ASYNC110
+                    await anyio.sleep(0.002)
+            fellow.warming = "cd" * 32
+            fellow.enter(State.SERVING)
+            with anyio.fail_after(5):
+                while not fellows.warming:  # noqa: ASYNC110
+                    await anyio.sleep(0.002)
+        await until_missing(fellows, ["CPU-1"])
+        assert fellows.warming == frozenset()

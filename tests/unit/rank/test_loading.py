@@ -10,10 +10,11 @@ import anyio
 import pytest
 
 import preloadd
-from preloadd.domain.settings import Deadlines, Versions
+from preloadd.domain.settings import Deadlines, Versions, Warmup
 from preloadd.errors import DamagedManifest, LoaderFailed
 from preloadd.linux import memfd
 from preloadd.memory.host import HostKeeper
+from preloadd.protocol import messages as m
 from preloadd.rank import loading
 from preloadd.rank.loading import Loader
 from tests.unit.rank.conftest import ID, PAGE, open_descriptors
@@ -58,12 +59,26 @@ def load(tmp_path, settings, make):
     generations = []
 
     async def load(
-        script, *, told=lambda _: None, renewed=lambda given: given, agree=None, **deadlines
+        script,
+        *,
+        told=lambda _: None,
+        renewed=lambda given: given,
+        agree=None,
+        warming=None,
+        within=20.0,
+        **deadlines,
     ):
         argv = [sys.executable, "-c", PROLOGUE + script]
         limits = Deadlines(**{"silence": 10.0, "stop": 0.4, **deadlines})
-        chosen = replace(settings, deadlines=limits)
-        loader = Loader(argv, environ, HostKeeper(), on_loaded=generations.append, renewed=renewed)
+        chosen = replace(settings, deadlines=limits, warmup=Warmup(deadline=within))
+        loader = Loader(
+            argv,
+            environ,
+            HostKeeper(),
+            on_loaded=generations.append,
+            renewed=renewed,
+            warming=warming,
+        )
         generation = await loader.load(chosen, told, agree)
         assert generations[-1] is generation
         return generation
@@ -317,3 +332,116 @@ async def test_a_load_that_is_given_up_while_all_gather_leaves_no_loader(load):
 async def test_a_loader_that_does_not_wait_for_others_is_ended(load, identified):
     with anyio.fail_after(10), pytest.raises(LoaderFailed, match="nobody has let the loader"):
         await load(identified + "good()", agree=lambda _: anyio.sleep_forever())
+
+
+WARMABLE = "good(); say(m.Warmable(tunes=True)); "
+TUNE = "tune = codec.decode_tune(link.receive().data).wanted; "
+
+
+class Tables:
+    """Says whether tables are wanted, after `seconds`, and takes down how it ended."""
+
+    def __init__(self, *, wanted: bool = True, seconds: float = 0.0) -> None:
+        self.made_of: list[m.Tuned] = []
+        self.asked: list[m.Warmable] = []
+        self._wanted, self._seconds = wanted, seconds
+
+    async def wanted(self, warmable):
+        self.asked.append(warmable)
+        await anyio.sleep(self._seconds)
+        return self._wanted
+
+    async def made(self, _warmable, tuned):
+        self.made_of.append(tuned)
+
+
+async def test_a_loader_tunes_if_it_is_told_to(load):
+    told, tables = [], Tables(seconds=0.3)
+    script = (
+        "assert tune; say(m.Progress(phase='tuning', done=1, total=2)); say(m.Tuned(entries=9))"
+    )
+    generation = await load(WARMABLE + TUNE + script, warming=tables, told=told.append)
+    assert generation.id == ID
+    assert tables.asked == [m.Warmable(tunes=True)]
+    assert tables.made_of == [m.Tuned(entries=9)]
+    assert [report.phase for report in told] == ["warming", "tuning"]
+
+
+@pytest.mark.parametrize("tables", [Tables(wanted=False), None], ids=["found", "nobody to ask"])
+async def test_one_that_is_not_told_to_ends(load, tables):
+    assert (await load(WARMABLE + TUNE + "assert not tune", warming=tables)).id == ID
+    assert tables is None or tables.made_of == []
+
+
+async def test_one_that_would_not_tune_is_heard_and_not_answered(load):
+    tables = Tables()
+    await load("good(); say(m.Warmable(why_not='no GPU'))", warming=tables)
+    assert [asked.why_not for asked in tables.asked] == ["no GPU"]
+    assert tables.made_of == []
+
+
+ENDS = {
+    "it is killed": (
+        "os.kill(os.getpid(), signal.SIGKILL)",
+        {},
+        "the loader was killed by signal 9 while it tuned",
+    ),
+    "it crashes": ("1 / 0", {}, "the loader ended with 1 while it tuned"),
+    "it says nothing of it": ("pass", {}, "the loader ended with 0 while it tuned"),
+    "it fails": ("say(m.Tuned(failure='no nvcc'))", {}, "no nvcc"),
+    "it hangs": (
+        "say(m.Progress(phase='tuning')); time.sleep(60)",
+        {"silence": 0.5},
+        "the loader made no progress for 0.5 s while tuning: it was ended",
+    ),
+    "it takes too long": (
+        "[(say(m.Progress(phase='tuning', done=n)), time.sleep(0.1)) for n in range(600)]",
+        {"within": 0.8},
+        "it took more than 0.8 s: the loader was ended",
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("script", "limits", "why"), ENDS.values(), ids=ENDS)
+async def test_no_end_of_tuning_is_a_failure_to_load(load, script, limits, why):
+    before, tables, since = open_descriptors(), Tables(), time.monotonic()
+    generation = await load(WARMABLE + TUNE + script, warming=tables, **limits)
+    assert generation.id == ID
+    assert [tuned.failure for tuned in tables.made_of] == [why]
+    assert open_descriptors() == before + 3
+    assert time.monotonic() - since < 8
+
+
+@pytest.mark.slow
+async def test_a_loader_that_ends_while_tables_are_looked_for_is_noticed(load):
+    tables = Tables(seconds=60)
+    with anyio.fail_after(10):
+        assert (await load(WARMABLE + "sys.exit(3)", warming=tables)).id == ID
+    assert tables.made_of == []
+
+
+@pytest.mark.slow
+async def test_to_look_for_tables_is_no_silence(load):
+    tables = Tables(seconds=0.8)
+    await load(WARMABLE + TUNE + "say(m.Tuned())", warming=tables, silence=0.6)
+    assert tables.made_of == [m.Tuned()]
+
+
+@pytest.mark.parametrize(
+    ("script", "why"),
+    [
+        ("say(m.Tuned()); time.sleep(60)", "tuned: it comes once, from a loader that was told"),
+        ("link.send(b'noise'); time.sleep(60)", "the packet is"),
+    ],
+)
+async def test_a_loader_that_breaks_the_rules_is_not_believed_even_then(load, script, why):
+    with pytest.raises(LoaderFailed, match=why):
+        await load(WARMABLE + TUNE + script, warming=Tables(wanted=False))
+
+
+async def test_a_failure_that_is_told_while_tuning_counts(load):
+    script = "say(m.Failed(code='device-failed', detail='the GPU is gone')); sys.exit(79)"
+    with pytest.raises(LoaderFailed, match="the GPU is gone") as failed:
+        await load(WARMABLE + TUNE + script, warming=Tables())
+    assert failed.value.exit_status == 79

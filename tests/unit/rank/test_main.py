@@ -5,12 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from preloadd.domain.settings import Memory
-from preloadd.errors import DamagedManifest
+from preloadd.domain.endpoint import Endpoint
+from preloadd.domain.settings import Memory, Seeding
+from preloadd.errors import ConfigError, DamagedManifest
 from preloadd.memory.cuda.keeper import DeviceKeeper
 from preloadd.memory.hip.keeper import DmaBufKeeper
 from preloadd.memory.host import HostKeeper
-from preloadd.rank.__main__ import _gpu, _loader
+from preloadd.rank.__main__ import _ends, _gpu, _loader
 
 A = "GPU-53b1d48b-de77-970d-5f91-576155feee6c"
 
@@ -57,3 +58,17 @@ def test_another_python_is_lent_this_package(on, socket_dir):
     assert loader.argv[0] == "/opt/x/bin/python"
     assert loader.environ["PYTHONPATH"] == str(socket_dir / "python")
     assert loader.environ["CUDA_VISIBLE_DEVICES"] == A
+
+
+def test_a_rank_that_could_not_be_seeded_does_not_start(on):
+    seeded = replace(on(Memory.HOST), seeding=Seeding(listen=Endpoint("127.0.0.1", 1)))
+    assert _ends(on(Memory.HOST), [], kept=False) is None
+    assert _ends(seeded, ["secret"], kept=False) is not None
+    with pytest.raises(ConfigError, match="preloadd admin token create"):
+        _ends(seeded, [], kept=False)
+
+
+def test_weights_that_are_there_are_worth_more_than_seeding(on, caplog):
+    seeded = replace(on(Memory.HOST), seeding=Seeding(source=Endpoint("n", 1)))
+    assert _ends(seeded, [], kept=True) is None
+    assert "going on without seeding: there is no token to show to the source n:1" in caplog.text

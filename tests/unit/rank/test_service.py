@@ -77,6 +77,7 @@ async def test_an_engine_with_the_same_key_is_granted_copies_of_all(serving):
         manifest=os.fstat(generation.sealed.fileno()).st_size,
         chunks=(PAGE, 2 * PAGE),
         profiling=True,
+        warmup=True,
     )
     originals = (generation.sealed, *generation.chunks)
     assert [os.fstat(fd.fileno()).st_ino for fd in fds] == [

@@ -13,11 +13,13 @@ from preloadd.domain.leases import Lease, Mode
 from preloadd.domain.lifecycle import State
 from preloadd.errors import ErrorCode
 from preloadd.linux import seqpacket
+from preloadd.linux.memfd import read_sealed
 from preloadd.linux.notify import Notifier
 from preloadd.protocol import codec
 from preloadd.protocol import messages as m
 from preloadd.protocol.connection import ServerConnection
 from preloadd.rank.fellows import Fellows
+from preloadd.rank.gate import Gate
 from preloadd.rank.parking import Parking
 from preloadd.rank.service import Service
 from preloadd.rank.session import Desk
@@ -33,6 +35,8 @@ ATTACH = m.Attach(key=KEY, device="CPU-0", mode=Mode.COPY, client="engine")
 class Client:
     """One end of a socket pair; the other one is a session at the desk."""
 
+    reads = False
+
     def __init__(self, sock: socket.socket) -> None:
         self.link = Link(sock)
 
@@ -45,17 +49,22 @@ class Client:
         with anyio.fail_after(5):
             with closing(await self.link.receive()) as packet:
                 self.fds = len(packet.fds)
+                self.contents = [_content(fd) for fd in packet.fds] if self.reads else []
                 return None if packet.eof else codec.decode_reply(packet.data)
 
     def leave(self) -> None:
         self.link.close()
 
 
+def _content(fd) -> bytes:
+    return read_sealed(fd.fileno(), 1 << 20)
+
+
 class Stage:
-    def __init__(self, service: Service, tasks, fellows: Fellows) -> None:
+    def __init__(self, service: Service, tasks, fellows: Fellows, warm=None) -> None:
         self.service = service
         self.tasks = tasks
-        self._desk = Desk(service, Policy(owner=0), fellows)
+        self._desk = Desk(service, Policy(owner=0), fellows, warm or {})
         self._links: list[Link] = []
 
     def client(self, peer: Peer = GUEST, *, lease: Lease | None = None) -> Client:
@@ -89,13 +98,14 @@ class Stage:
 
 
 @asynccontextmanager
-async def staged(settings, generation, fellows=None, notifier=None):
+async def staged(settings, generation, fellows=None, notifier=None, warm=None):
     parking = Parking(notifier or Notifier({}))
     async with anyio.create_task_group() as tasks:
         service = Service(settings, parking, clock=anyio.current_time)
         service.adopted(generation)
         tasks.start_soon(parking.work)
-        with closing(service), closing(Stage(service, tasks, fellows or Fellows({}))) as stage:
+        desk = Stage(service, tasks, fellows or Fellows({}), warm)
+        with closing(service), closing(desk) as stage:
             try:
                 yield stage
             finally:
@@ -406,3 +416,141 @@ async def test_a_daemon_that_stops_waits_for_nobody(settings, make):
         await stage.client(OPERATOR).link.send(codec.encode(m.Release()))
         await anyio.sleep(0.01)
         stage.cancel()
+
+
+# -- warm-up --
+
+
+def showing(key: str) -> m.Attach:
+    return msgspec.structs.replace(ATTACH, rehearsal=key)
+
+
+async def released(stage: Stage) -> None:
+    """Wait until no engine of a warm-up holds weights."""
+    with anyio.fail_after(5):
+        while stage.service.rehearses:  # noqa: ASYNC110
+            await anyio.sleep(0.001)
+
+
+async def test_a_gate_lets_in_who_shows_the_pass_until_it_is_open(stage):
+    gate = stage.service.close_gate()
+    told = await stage.client().ask(ATTACH)
+    assert (told.reason, "warming up" in told.detail) == (m.Reason.LOADING, True)
+    assert (await stage.client().ask(showing(gate.digest))).reason is m.Reason.LOADING
+    own = stage.client()
+    granted = await own.ask(showing(gate.key))
+    assert (gate.leases, stage.service.rehearses) == ({granted.lease}, True)
+    status = await stage.client().ask(m.Status())
+    assert (status.state, "warming up" in status.detail) == (State.SERVING, True)
+    assert (status.lease_count, status.leases) == (0, ())  # of nobody who could be ended
+    own.leave()
+    await released(stage)
+    assert gate.leases == set()
+    stage.service.open_gate()
+    assert isinstance(await stage.client().ask(ATTACH), m.Granted)
+    assert (await stage.client().ask(m.Status())).detail == ""
+
+
+async def test_a_gate_is_of_attaching_alone_and_other_weights_are_told_first(stage):
+    stage.service.close_gate()
+    client = stage.client()
+    assert isinstance(await client.ask(m.Memory(key=KEY, device="CPU-0")), m.MemoryHeld)
+    assert isinstance(await client.ask(m.Attach(key={}, device="CPU-0")), m.Mismatched)
+
+
+async def test_watchers_hear_of_a_gate_but_not_of_the_pass(stage):
+    watcher = stage.client()
+    await watcher.ask(m.Watch())
+    gate = stage.service.close_gate()
+    told = await watcher.told()
+    assert (told.warming, gate.key in repr(told)) == (gate.digest, False)
+    stage.service.open_gate()
+    assert (await watcher.told()).warming == ""
+
+
+async def test_the_gate_of_a_fellow_is_a_gate_here_too(settings, make, socket_dir):
+    gate = Gate()
+    fellows = Fellows({})
+    fellows._warming["CPU-1"] = gate.digest
+    async with staged(settings, make(), fellows) as stage:
+        assert (await stage.client().ask(ATTACH)).reason is m.Reason.LOADING
+        engine = stage.client()
+        assert isinstance(await engine.ask(showing(gate.key)), m.Granted)
+        pending = await waits(stage, stage.client(OPERATOR), m.Release())
+        fellows._warming.clear()
+        fellows._note()
+        engine.leave()
+        assert await pending.answered() == m.Done()
+
+
+async def test_the_operators_release_ends_a_warm_up_first(stage):
+    gate = stage.service.close_gate()
+    engine = stage.client()
+    await engine.ask(showing(gate.key))
+    assert (await stage.client().ask(m.Release())).code == ErrorCode.DENIED
+    assert not gate.ending.is_set()
+    pending = await waits(stage, stage.client(OPERATOR), m.Release())
+    assert (gate.ending.is_set(), "released" in gate.why) == (True, True)
+    stage.service.open_gate()
+    await anyio.sleep(0.02)
+    engine.leave()
+    assert await pending.answered() == m.Done()
+
+
+async def test_a_release_of_what_is_not_served_yet_does_not_wait_for_a_warm_up(stage):
+    assert await stage.client(OPERATOR).ask(m.Release()) == m.Done()
+    stage.service.close_gate()
+    with anyio.fail_after(1):
+        refused = await stage.client(OPERATOR).ask(m.Release())
+    assert refused.code == ErrorCode.UNAVAILABLE
+
+
+HASH = "ab" * 32
+
+
+def found(config_hash: str) -> dict[str, bytes]:
+    return {"one": b"first", "other": b"second"} if config_hash == HASH else {}
+
+
+def broken(_: str) -> dict[str, bytes]:
+    raise OSError("the disk is gone")
+
+
+def many(_: str) -> dict[str, bytes]:
+    return {str(number): b"x" for number in range(m.MAX_WARMUP + 1)}
+
+
+async def test_what_there_is_for_a_configuration_comes_whole_and_sealed(settings, make):
+    before = open_descriptors()
+    async with staged(settings, make(), warm={"tables": found}) as stage:
+        client = stage.client()
+        client.reads = True
+        told = await client.ask(m.WarmupAsked(kind="tables", config_hash=HASH))
+        assert told == m.WarmupTold(names=("one", "other"), sizes=(5, 6))
+        assert client.contents == [b"first", b"second"]
+        assert isinstance(await client.ask(ATTACH), m.Granted)
+        client.reads = False
+        assert isinstance(await client.ask(m.WarmupAsked(kind="x", config_hash=HASH)), m.WarmupTold)
+        client.leave()
+        await stage.leases(0)
+    assert open_descriptors() <= before + 4
+
+
+@pytest.mark.parametrize(
+    ("kind", "config_hash"),
+    [
+        ("tables", "cd" * 32),
+        ("unknown", HASH),
+        ("broken", HASH),
+        ("many", HASH),
+        ("tables", "../../etc"),
+        ("tables", ""),
+    ],
+)
+async def test_what_is_not_there_is_told_as_nothing(settings, make, kind, config_hash):
+    warm = {"tables": found, "broken": broken, "many": many}
+    async with staged(settings, make(), warm=warm) as stage:
+        client = stage.client()
+        asked = m.WarmupAsked(kind=kind, config_hash=config_hash)
+        assert await client.ask(asked) == m.WarmupTold()
+        assert (await client.ask(m.Status())).state is State.SERVING

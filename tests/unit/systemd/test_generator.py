@@ -376,6 +376,17 @@ def test_access_opens_the_folder(access: dict[str, object], expected: list[str])
     assert [line for line in member if line.startswith(opening)] == expected
 
 
+def test_folders_that_are_stores_can_be_written() -> None:
+    stores = ["file:/srv/cache", "mooncake", "file:/srv/it's mine", "file:/mnt/b", "file:c", 1]
+    written = dropins({"name": "a", "gpus": ["CPU-0"], "warmup": {"stores": stores}})
+    member = lines(written["preloadd@CPU-0.service.d/50-group.conf"])
+    assert "ReadWritePaths=-/srv/cache -/mnt/b" in member
+    assert "After=remote-fs.target" in member
+    without = dropins({"name": "a", "gpus": ["CPU-0"], "warmup": {"stores": "file:/srv/cache"}})
+    member = lines(without["preloadd@CPU-0.service.d/50-group.conf"])
+    assert not any("/srv/cache" in line or "remote-fs" in line for line in member)
+
+
 scalar = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9)
 listed = scalar | st.lists(scalar | st.just("vllm"), max_size=2) | st.just("mtp")
 keys = st.sampled_from(

@@ -9,8 +9,10 @@ from contextlib import AbstractContextManager, contextmanager
 
 import pytest
 
+from preloadd.domain.settings import Tls
 from preloadd.linux import memfd, seqpacket
 from preloadd.linux.fds import OwnedFd
+from tests.certificates import authority, certificate, key_of
 
 NOBODY = 65534
 
@@ -62,3 +64,29 @@ def in_flight(
             while True:
                 seqpacket.send(ours, b"x", [2] * 16)
         yield theirs.close
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Files by what they are."""
+    folder = tmp_path_factory.mktemp("certificates")
+    ca, other = authority(folder, "ca"), authority(folder, "other")
+    return {
+        "ca": ca,
+        "other": other,
+        "source": certificate(ca, "source"),
+        "target": certificate(ca, "target", "DNS:target"),
+        "elsewhere": certificate(ca, "elsewhere", "IP:127.0.0.2"),
+        "stranger": certificate(other, "stranger"),
+    }
+
+
+@pytest.fixture
+def tls(made):
+    """The settings that present one of those certificates, and trust one of the authorities."""
+
+    def tls(cert="", ca="ca"):
+        files = (str(made[cert]), str(key_of(made[cert]))) if cert else ("", "")
+        return Tls(*files, ca=str(made[ca]) if ca else "")
+
+    return tls

@@ -1,7 +1,9 @@
 import sys
 
+import pytest
+
 import preloadd
-from preloadd.admin.doctor.interpreter import examine
+from preloadd.admin.doctor.interpreter import SYSTEMS, examine
 
 
 def told(host):
@@ -62,6 +64,20 @@ def test_interpreter_without_packages(host, tool):
     assert found[:2] == ("fault", "distributions")
     assert "pydantic is missing" in found[2]
     assert found[3].startswith(f"{host.root}/bin/bare -m pip install 'anyio>=")
+
+
+@pytest.mark.parametrize(
+    ("python", "systems"),
+    [
+        ("/usr/bin/python3", True),
+        ("/bin/python3.13", True),
+        ("/opt/vllm/bin/python", False),
+        ("/opt/usr/bin/python3", False),
+    ],
+)
+def test_interpreters_of_the_system(python, systems):
+    """Nobody is told to install into them."""
+    assert bool(SYSTEMS.fullmatch(python)) is systems
 
 
 def test_daemons_of_another_version_are_told(host):

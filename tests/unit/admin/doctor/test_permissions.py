@@ -99,3 +99,23 @@ def test_unknown_user(host):
 def test_missing_configuration(host):
     host.environ["PRELOADD_CONFIG_DIR"] = str(host.root / "none")
     assert f"{host.root / 'none'}: No such file" in str(told(host))
+
+
+def test_secrets_that_groups_name(host):
+    secret = host.root / "secret"
+    secret.write_text("x")
+    secret.chmod(0o640)
+    path = host.group(more=f'[seed]\ntoken_file = "{secret}"\ntls_key = "/none"\n')
+    path.chmod(0o644)
+    assert told(host)[-1][:3] == (
+        "note",
+        "permissions",
+        "/none (seed.tls_key): No such file or directory",
+    )
+    secret.chmod(0o644)
+    assert told(host)[-2] == (
+        "fault",
+        "permissions",
+        f"{secret} (seed.token_file) is open to all users (mode 0644)",
+        f"chmod o-rwx {secret}, and replace what is in it",
+    )

@@ -1,0 +1,123 @@
+"""What is said of seeding, by flags and by files alike, and what follows for each rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from preloadd.config.strict import MaybePath, MaybeText, Seconds, Strict
+from preloadd.domain.endpoint import Endpoint
+from preloadd.domain.ids import Instance, Role
+from preloadd.domain.launch import Fault
+from preloadd.domain.meeting import is_address
+from preloadd.domain.nodes import Node
+from preloadd.domain.seeding import EVERYWHERE, seed_port
+from preloadd.domain.settings import Seeding, Tls
+
+PREFIX = "seed_"
+"""Before the name of a key in that of its flag."""
+
+_LISTENED = "this host's address that others reach, or 0.0.0.0 for all it has"
+_ASKED = "the source, as this host reaches it"
+
+
+class Seed(Strict):
+    """`[seed]`: where others may fetch what this group has made ready, and where it fetches that
+    itself. Both ports are the first of as many as the group has ranks."""
+
+    listen_host: MaybeText = ""
+    listen_port: int | None = None
+    source_host: MaybeText = ""
+    source_port: int | None = None
+    token_file: MaybePath = ""
+    tls_cert: MaybePath = ""
+    tls_key: MaybePath = ""
+    tls_ca: MaybePath = ""
+    weights: bool = False
+    within_s: Seconds = 60.0
+
+    @property
+    def wanted(self) -> bool:
+        """Whether there is seeding at all."""
+        return bool(self.listen_host or self.source_host)
+
+    @property
+    def ports(self) -> tuple[int | None, int | None]:
+        """The first port at which ranks are asked, and the first at which they ask."""
+        return self.listen_port, self.source_port
+
+    @property
+    def tls(self) -> Tls | None:
+        """The files for TLS; None without it."""
+        files = Tls(self.tls_cert, self.tls_key, self.tls_ca)
+        return None if files == Tls() else files
+
+
+def seed_faults(seed: Seed) -> Iterator[Fault]:
+    """What is wrong with it, but for what ports collide with, by the names of flags."""
+    yield from _end("listen", seed.listen_host, seed.listen_port, _LISTENED)
+    yield from _end("source", seed.source_host, seed.source_port, _ASKED)
+    if seed.source_host in EVERYWHERE:
+        text = f"{seed.source_host} is every address of this host: give {_ASKED}"
+        yield Fault("seed_source_host", text)
+    if seed.tls_key and not seed.tls_cert:
+        yield Fault("seed_tls_key", "is the key of no certificate: give that as well")
+    elif seed.listen_host and seed.tls is not None and not seed.tls_cert:
+        text = "must be given where others connect with TLS: the certificate that is shown to them"
+        yield Fault("seed_tls_cert", text)
+    yield from _idle(seed)
+
+
+def _end(name: str, host: str, port: int | None, what: str) -> Iterator[Fault]:
+    """Of one end: `host` and `port` belong together."""
+    if host and port is None:
+        text = "must be given with the host: the first port of as many as there are ranks"
+        yield Fault(f"seed_{name}_port", text)
+    elif port is not None and not host:
+        yield Fault(f"seed_{name}_host", f"must be given with the port: {what}")
+    if host and not is_address(host):
+        yield Fault(f"seed_{name}_host", f"{host!r} is no host's name or address: give {what}")
+
+
+def _idle(seed: Seed) -> Iterator[Fault]:
+    """What is said, and would have no effect."""
+    if seed.weights and not seed.source_host and seed.source_port is None:
+        yield Fault("seed_weights", "there is no source to fetch weights from: give its host, too")
+    if seed.weights and seed.tls is not None:
+        text = "weights are not fetched with TLS: leave out the one or the other"
+        yield Fault("seed_weights", text)
+    if seed.wanted or seed.ports != (None, None):
+        return
+    for key in ("token_file", "tls_cert", "tls_key", "tls_ca"):
+        if getattr(seed, key):
+            yield Fault(
+                f"seed_{key}",
+                "is for seeding, but there is no host to listen on or ask: "
+                "give one, or leave this out",
+            )
+
+
+def seeding(seed: Seed, node: Node, instance: Instance, *, tokens: str = "") -> Seeding | None:
+    """The same for one rank of `node`, with its own ports; None if it has no part in seeding.
+
+    `tokens` is the folder where a source keeps those that it accepts; '' if there is none.
+    """
+
+    def end(host: str, base: int | None) -> Endpoint | None:
+        if not host or base is None:
+            return None
+        rank = node.placement_on(instance.device).rank
+        draft = instance.role is Role.DRAFT
+        port = seed_port(base, world=node.parallel.world, rank=rank, draft=draft)
+        return Endpoint(host.strip("[]"), port)
+
+    if not seed.wanted:
+        return None
+    return Seeding(
+        listen=end(seed.listen_host, seed.listen_port),
+        source=end(seed.source_host, seed.source_port),
+        weights=seed.weights,
+        tokens=tokens,
+        token_file=seed.token_file,
+        tls=seed.tls,
+        within=seed.within_s,
+    )

@@ -1,0 +1,229 @@
+"""Compiled code for the engines of a rank: had before they start, and given to others.
+
+Nothing in here is an error: what cannot be had in time, engines compile for themselves.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+import anyio
+from anyio import to_thread
+
+from preloadd.domain.lines import one_line
+from preloadd.errors import PreloadError
+from preloadd.protocol.messages import Warmable
+from preloadd.warmup.bundles import exchange
+from preloadd.warmup.bundles.exchange import Stores, Withheld
+from preloadd.warmup.bundles.index import listing, recalled
+from preloadd.warmup.bundles.manifest import Bundle
+from preloadd.warmup.bundles.pack import pack
+from preloadd.warmup.bundles.usage import Listing, compiled, judge
+from preloadd.warmup.seeding.compile_cache import (
+    ANSWER,
+    BUNDLE,
+    CompileKind,
+    CompileWanted,
+    payload_of,
+)
+from preloadd.warmup.seeding.kinds import Seeded
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+WORK_S = 120.0
+"""Seconds that reading, packing or installing a compile cache may take, stores included."""
+
+_LOOK_S = 60.0
+"""Seconds between two looks at whether engines use what was installed."""
+
+_MAX_TOLD = 500
+
+
+class Fetch(Protocol):
+    """Asks the peer that this rank is seeded from, for no longer than `within` seconds."""
+
+    def __call__(self, wanted: CompileWanted, *, within: float) -> Awaitable[Seeded[Bundle]]:
+        """What it has; never an error."""
+
+
+class Bundling:
+    """What the first rank of a group does about what its engines compile; `work` beside serving.
+
+    Only if it is `trusted`, code goes to others or comes from them. `stores` are borrowed, None
+    while there are none; `within` seconds are all there is for a peer; `wall` is for people.
+    """
+
+    def __init__(
+        self,
+        *,
+        trusted: bool,
+        stores: Callable[[], Stores | None],
+        fetch: Fetch | None,
+        within: float,
+        wall: Callable[[], float],
+    ) -> None:
+        self.kind = CompileKind()
+        self._trusted = trusted
+        self._stores = stores
+        self._fetch = fetch
+        self._within = within
+        self._wall = wall
+        self._told: Warmable | None = None
+        self._folders: tuple[str, ...] = ()
+        self._installed: tuple[str, ...] = ()
+        self._before: Listing = {}
+        self._bundle: Bundle | None = None
+        self._line = self._given = self._unused = ""
+        self._due = anyio.Event()
+
+    # -- what a load does --
+
+    async def found(self, told: Warmable) -> bool:
+        """Whether the engines that a loader `told` of find what they would compile, maybe since it
+        was fetched just now."""
+        self._told = told
+        self._folders, self._installed, self._bundle = (), (), None
+        self._line = self._given = self._unused = ""
+        if not told.identity:
+            return False
+        root, identity = _root(told), told.identity
+        self._before = await self._done(partial(listing, root)) or {}
+        self._folders = await self._done(partial(recalled, root, identity)) or ()
+        if self._folders:
+            self._say(f"compiled code: as before, {len(self._folders)} folders below {root}")
+            self._due.set()
+        elif self._trusted and self._fetch is not None:
+            await self._fetched(root, told)
+        return bool(self._folders)
+
+    async def rehearsed(self) -> None:
+        """An engine has compiled what was not to be had: keep it in mind, and give it to others."""
+        told = self._told
+        if told is None or not told.identity:
+            return
+        after = await self._done(partial(listing, _root(told))) or {}
+        self._folders = compiled(self._folders, self._before, after)
+        if self._folders:
+            self._say(f"compiled code: {len(self._folders)} folders made by an engine")
+            self._due.set()
+
+    def adopted(self, told: Warmable) -> None:
+        """Weights of an earlier life are served, and so is what was compiled for them."""
+        self._told = told
+        self._due.set()
+
+    # -- beside serving --
+
+    async def work(self) -> None:
+        """Give what was made to the stores, and look at times whether engines use what was
+        installed, for as long as the daemon lives."""
+        while True:
+            with anyio.move_on_after(_LOOK_S):
+                await self._due.wait()
+            if self._due.is_set():
+                self._due = anyio.Event()
+                await self._give()
+            await self._look()
+
+    def answer_of(self, config_hash: str) -> Mapping[str, bytes]:
+        """For engines on this host, which may keep compiled code elsewhere: what a source answers
+        of that configuration's; nothing where code is not given to others. Blocking."""
+        bundle = self._bundle_of(config_hash)
+        return {} if bundle is None else {ANSWER: payload_of(bundle)}
+
+    def bundle_of(self, config_hash: str) -> Mapping[str, bytes]:
+        """The bundle itself, as it is packed now. Blocking; PreloadError, OSError."""
+        bundle, content = self._bundle_of(config_hash), io.BytesIO()
+        if bundle is None or self._told is None:
+            return {}
+        manifest = bundle.manifest
+        pack(_root(self._told), manifest.folders, manifest.identity, content)
+        return {BUNDLE: content.getvalue()}
+
+    def _bundle_of(self, config_hash: str) -> Bundle | None:
+        told = self._told
+        known = told is not None and told.config_hash == config_hash
+        return self._bundle if known and self._trusted else None
+
+    def told(self) -> tuple[str, ...]:
+        """Lines for people: where compiled code is from, and what is wrong with it."""
+        return tuple(filter(None, (self._line, self._unused, self._given)))
+
+    async def _fetched(self, root: Path, told: Warmable) -> None:
+        stores = self._stores()
+        if self._fetch is None or stores is None:
+            self._say("compiled code: not fetched, for there is no store to fetch it from")
+            return
+        wanted = CompileWanted(told.config_hash, told.identity)
+        seeded = await self._fetch(wanted, within=self._within)
+        if seeded.value is None:
+            self._say(f"compiled code: not seeded ({seeded.outcome}): {seeded.why}")
+            return
+        obtain = partial(
+            exchange.obtain, root, seeded.value, stores, trusted=self._trusted, now=self._wall()
+        )
+        got = await self._done(obtain)
+        if got is None or isinstance(got, Withheld):
+            if got is not None:
+                self._say(f"compiled code: not installed: {got.why}")
+            return
+        self._folders = self._installed = got.folders
+        self._before = await self._done(partial(listing, root)) or {}
+        self._say(f"compiled code: installed from the source, {len(got.folders)} folders in {root}")
+        self._due.set()
+
+    async def _give(self) -> None:
+        """Have it in mind for the next load, and in the stores if others may have it."""
+        told = self._told
+        if told is None or not told.identity:
+            return
+        root, stores = _root(told), self._stores()
+        folders = self._folders or await self._done(partial(recalled, root, told.identity)) or ()
+        if not folders:
+            return
+        remember = partial(exchange.remembered, root, folders, told.identity, now=self._wall())
+        self._bundle = await self._done(remember)
+        if not self._trusted or stores is None:
+            return
+        publish = partial(exchange.publish, root, folders, told.identity, stores, now=self._wall())
+        given = await self._done(publish)
+        if isinstance(given, Bundle):
+            self.kind.offer(told.config_hash, given)
+            self._given = f"compiled code: given to others, {given.nbytes / 2**20:.1f} MiB"
+        elif given is not None:
+            self._given = f"compiled code: not given to others: {given.why}"[:_MAX_TOLD]
+        log.info("%s", self._given)
+
+    async def _look(self) -> None:
+        if self._told is None or not self._installed or self._unused:
+            return
+        now = await self._done(partial(listing, _root(self._told)))
+        if now is not None and (line := judge(self._installed, self._before, now).line):
+            self._unused = one_line(line)[:_MAX_TOLD]
+            log.warning("%s", self._unused)
+
+    async def _done(self, work: Callable[[], T]) -> T | None:
+        """What blocking `work` returns; None, and people are told, if it fails or takes long."""
+        try:
+            with anyio.fail_after(WORK_S):
+                return await to_thread.run_sync(work, abandon_on_cancel=True)
+        except TimeoutError:
+            self._say(f"compiled code: not looked after any longer than {WORK_S:g} s")
+        except (PreloadError, OSError) as error:
+            self._say(f"compiled code: {error}")
+        return None
+
+    def _say(self, line: str) -> None:
+        self._line = one_line(line)[:_MAX_TOLD]
+        log.info("%s", self._line)
+
+
+def _root(told: Warmable) -> Path:
+    return Path(told.identity["cache_root"])

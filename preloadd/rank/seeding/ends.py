@@ -1,0 +1,116 @@
+"""Both ends of a rank's seeding, as its settings have them: whom it answers, and whom it asks."""
+
+from __future__ import annotations
+
+import logging
+import ssl
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TypeVar
+
+from preloadd.domain.settings import Seeding, Tls
+from preloadd.errors import ConfigError, PreloadError
+from preloadd.rank.seeding import taking
+from preloadd.rank.seeding.api import Stream
+from preloadd.rank.seeding.client import fetch
+from preloadd.rank.seeding.fresh import Fresh
+from preloadd.rank.seeding.listener import Listener
+from preloadd.rank.seeding.secrets import admission, own_token, require_tokens
+from preloadd.transport.aio import Link
+from preloadd.transport.certificates import asking, listening
+from preloadd.warmup.seeding.kinds import Kind, Outcome, Seeded, Wanted
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+def wall_now() -> float:
+    """Seconds since 1970, by which tokens expire."""
+    return datetime.now(UTC).timestamp()
+
+
+class Ends:
+    """What a rank needs for seeding: its settings, and the tokens it was passed or can find."""
+
+    def __init__(
+        self,
+        seeding: Seeding,
+        environ: Mapping[str, str],
+        passed: Sequence[str] = (),
+        *,
+        wall: Callable[[], float] = wall_now,
+    ) -> None:
+        self._seeding = seeding
+        self._environ = environ
+        self._passed = tuple(passed)
+        self._wall = wall
+
+    def require(self) -> None:
+        """ConfigError, InsecurePath or ReadFailed if it could not work: tokens, files for TLS."""
+        require_tokens(self._seeding, self._environ, self._passed, wall=self._wall())
+        files = self._seeding.tls
+        if files is None:
+            return
+        try:
+            if self._seeding.listen is not None:
+                listening(files)
+            if self._seeding.source is not None:
+                asking(files)
+        except ConfigError as error:
+            raise ConfigError(f"seed.tls_{error}") from None
+
+    def listener(self, kinds: Iterable[Kind], streams: Iterable[Stream] = ()) -> Listener | None:
+        """What answers others with `kinds` and `streams`, to be served; None if nobody is to be
+        answered."""
+        place, files = self._seeding.listen, self._seeding.tls
+        if place is None:
+            return None
+        admits = admission(self._seeding, self._environ, self._passed, wall=self._wall)
+        context = _listening(files) if files else None
+        return Listener(place.host, place.port, kinds, admits, streams=streams, tls=context)
+
+    async def fetch(self, wanted: Wanted[T], *, within: float | None = None) -> Seeded[T]:
+        """What the source has of what is `wanted`; never an error. `within` is that of the
+        settings unless it is given."""
+        source, files = self._seeding.source, self._seeding.tls
+        if source is None:
+            return Seeded(Outcome.MISSING, "there is no source")
+        try:
+            token = own_token(self._seeding, self._environ, self._passed)
+            context = asking(files) if files else None
+        except PreloadError as error:
+            return Seeded(Outcome.REFUSED, str(error))
+        seconds = self._seeding.within if within is None else within
+        return await fetch(source, wanted, token, within=seconds, tls=context)
+
+    async def lend(self, link: Link) -> None:
+        """Answer a loader that asks for streams to the source, until it hangs up."""
+        source = self._seeding.source
+        try:
+            token = own_token(self._seeding, self._environ, self._passed)
+        except PreloadError as error:
+            log.warning("no weights are asked for: %s", error)
+            return
+        if source is not None:
+            await taking.serve(link, source, token)
+
+
+def _listening(files: Tls) -> Callable[[], ssl.SSLContext]:
+    """The context of now: certificates are renewed while ranks live. While one cannot be used, the
+    one of before."""
+    paths = [Path(path) for path in (files.cert, files.key, files.ca) if path]
+    fresh = Fresh(paths, lambda: listening(files))
+    before: list[ssl.SSLContext] = []
+
+    def context() -> ssl.SSLContext:
+        try:
+            before[:] = [fresh.get()]
+        except ConfigError as error:
+            if not before:
+                raise
+            log.warning("the certificate of before is presented: tls_%s", error)
+        return before[0]
+
+    return context

@@ -1,0 +1,146 @@
+"""The tables that go with a rank's weights: whose they are, and what disk and stores have of them.
+
+What is in here blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, Self
+
+from preloadd.domain.lines import one_line
+from preloadd.errors import PreloadError
+from preloadd.protocol.messages import Warmable
+from preloadd.warmup import folder
+from preloadd.warmup.names import TableName, is_config_hash
+from preloadd.warmup.seeding.kinds import Unfit
+from preloadd.warmup.seeding.tables import KIND, TableWanted
+from preloadd.warmup.strict_json import MAX_NBYTES, Malformed, decode
+from preloadd.warmup.table import BadTable, Table, parse
+from preloadd.warmup.verdict import Metadata, Verdict, compare
+
+_PREFIX = f"vllm-warmup-cache/{KIND}"
+_MAX_RANKS = 1 << 12
+
+
+class Shared(Protocol):
+    """The stores of a group (see `warmup.stores`), asked in order and written to all."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Of each store."""
+
+    @property
+    def faults(self) -> Sequence[str]:
+        """What is wrong with them now, a line each."""
+
+    def find(self, key: str, limit: int) -> bytes | None:
+        """What the first has that has it; None. PreloadError, OSError."""
+
+    def keep(self, key: str, value: bytes) -> None:
+        """Put it into each. PreloadError, OSError."""
+
+    def close(self) -> None:
+        """Let go of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Which tables are looked for: `own`, and those of all ranks that are to have theirs too."""
+
+    root: Path
+    config_hash: str
+    own: TableName
+    names: tuple[TableName, ...]
+    metadata: Metadata
+
+    @classmethod
+    def of(cls, told: Warmable) -> Self:
+        """The place that a loader told; ValueError if there is no such."""
+        own = TableName(told.dp_rank, told.rank)
+        names = tuple(TableName(*each) for each in told.ranks)
+        sound = all(TableName.parse(str(name)) == name for name in names)
+        if not is_config_hash(told.config_hash) or not Path(told.root).is_absolute():
+            raise ValueError(f"no place for tables: {told.config_hash} in {told.root}")
+        if not sound or own not in names or len(names) > _MAX_RANKS:
+            raise ValueError(f"no ranks of a group: {own} of {len(names)}")
+        return cls(Path(told.root), told.config_hash, own, names, told.metadata)
+
+    @property
+    def path(self) -> Path:
+        """Where the own table is."""
+        return self.root / self.config_hash / str(self.own)
+
+    def stored(self, name: TableName) -> bytes | None:
+        """What is on the disk of a table; InsecurePath, OSError."""
+        return folder.stored(self.root, self.config_hash, name)
+
+    def wanted(self, name: TableName) -> TableWanted:
+        """One of the tables, as a peer is asked for it."""
+        return TableWanted(self.config_hash, name, self.metadata)
+
+
+@dataclass(frozen=True, slots=True)
+class Disk:
+    """Whether all tables are there and would be used, or what keeps the own one from its place;
+    `faults` are of those that could not be read."""
+
+    complete: bool = False
+    conflict: str = ""
+    faults: tuple[str, ...] = ()
+
+
+def store_key(config_hash: str, name: TableName) -> str:
+    """Under which stores keep a table; vLLM's is the same."""
+    return f"{_PREFIX}/{config_hash}/{name}"
+
+
+def on_disk(place: Place) -> Disk:
+    """What is there of a place. What is no table is none, and may be replaced."""
+    complete, conflict, faults = True, "", []
+    for name in place.names:
+        try:
+            table = _table(place.stored(name), name)
+        except (PreloadError, OSError) as error:
+            faults.append(f"{one_line(place.root)}: {error}")
+            table = None
+        found = None if table is None else compare(table.metadata, place.metadata)
+        complete &= found is not None and found.verdict is Verdict.EQUAL
+        if found is not None and found.verdict is Verdict.HARD and name == place.own:
+            conflict = (
+                f"{one_line(place.path)} was tuned in another environment ({found}), and is not "
+                "overwritten: remove it if no engine uses that any more"
+            )
+    return Disk(complete, conflict, tuple(faults))
+
+
+def in_stores(stores: Shared, place: Place) -> Mapping[TableName, Table] | None:
+    """All tables of a place, or None; Unfit for one that is not to be used, PreloadError, OSError.
+
+    What a store has is judged as what a peer sends is.
+    """
+    found = dict(_some(stores, place))
+    return found if len(found) == len(place.names) else None
+
+
+def _some(stores: Shared, place: Place) -> Iterator[tuple[TableName, Table]]:
+    """Tables up to the first that is not there."""
+    for name in place.names:
+        key = store_key(place.config_hash, name)
+        raw = stores.find(key, MAX_NBYTES)
+        if raw is None:
+            return
+        try:
+            yield name, place.wanted(name).judged({str(name): decode(raw)})
+        except Malformed as error:
+            raise Unfit(f"{key}: {error}") from None
+
+
+def _table(raw: bytes | None, name: TableName) -> Table | None:
+    """A table that an engine can load."""
+    try:
+        return None if raw is None else parse(raw, str(name))
+    except BadTable:
+        return None

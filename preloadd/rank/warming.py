@@ -1,0 +1,361 @@
+"""Tables for the weights of a rank: found on disk, in stores or at a peer, or tuned and shared.
+
+Nothing in here is an error: what cannot be had in time is done without, and told.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import anyio
+import msgspec
+from anyio import to_thread
+
+from preloadd.domain.lines import one_line
+from preloadd.errors import PreloadError
+from preloadd.protocol.messages import Tuned, Warmable
+from preloadd.rank import tables
+from preloadd.rank.tables import Place, Shared
+from preloadd.warmup import folder
+from preloadd.warmup.names import TableName
+from preloadd.warmup.seeding.kinds import Kind, Outcome, Seeded
+from preloadd.warmup.seeding.tables import TableKind, TableWanted, install_all
+from preloadd.warmup.strict_json import MAX_NBYTES
+from preloadd.warmup.table import Table, parse
+
+log = logging.getLogger(__name__)
+
+STORE_S = 6.0
+"""Seconds that warm-up waits for each store, all tables together: little more than a call may take.
+"""
+
+PUBLISH_S = 30.0
+"""Seconds that publishing a table may take: nobody waits for it."""
+
+RECORD = "warmup.json"
+"""Name of the file beside a rank's socket from which its next life knows where its tables are."""
+
+_MAX_TOLD = 500
+
+
+class Fetch(Protocol):
+    """Asks the peer that this rank is seeded from, for no longer than `within` seconds."""
+
+    def __call__(self, wanted: TableWanted, *, within: float) -> Awaitable[Seeded[Table]]:
+        """What it has; never an error."""
+
+
+class _Record(msgspec.Struct, frozen=True):
+    """What is kept for the next life: whose weights these are, and what their loader told."""
+
+    generation: str
+    warmable: Warmable
+
+
+class Warming:
+    """What one rank does about tables. Implements `rank.loading.Warm`; `work` beside serving.
+
+    `record` is the file for its next life. `stores` opens what it shares with other hosts, which it
+    owns then; `within` seconds are all there is for a peer. Not `enabled`, nothing is tuned.
+    """
+
+    def __init__(
+        self,
+        record: Path,
+        *,
+        enabled: bool = True,
+        stores: Callable[[], Shared] | None = None,
+        fetch: Fetch | None = None,
+        within: float = 60.0,
+    ) -> None:
+        self._record = record
+        self._enabled = enabled
+        self._open = stores
+        self._opening = anyio.Lock()
+        self._stores: Shared | None = None
+        self._fetch = fetch
+        self._within = within
+        self._warmable: Warmable | None = None
+        self._line = "" if enabled else "tables: not tuned, which is switched off"
+        self._bad = False
+        self._notes: list[str] = []
+        self._published = ""
+        self._to_publish: list[tuple[str, bytes]] = []
+        self._due = anyio.Event()
+
+    async def open(self) -> None:
+        """Open the stores, unless they are; ConfigError for any that cannot be used."""
+        async with self._opening:
+            if self._open is not None and self._stores is None:
+                self._stores = await to_thread.run_sync(self._open)
+
+    def close(self) -> None:
+        """Let go of the stores."""
+        if self._stores is not None:
+            self._stores.close()
+
+    @property
+    def warmable(self) -> Warmable | None:
+        """What the loader of the weights told; None before that, and if it told nothing."""
+        return self._warmable
+
+    @property
+    def stores(self) -> Shared | None:
+        """The stores, once they are open."""
+        return self._stores
+
+    # -- what a load does --
+
+    async def wanted(self, warmable: Warmable) -> bool:
+        """Whether the loader is to tune: it can, and its table is nowhere else to be had."""
+        self._begin(warmable)
+        if not warmable.tunes:
+            if warmable.why_not:
+                self._say(f"tables: not tuned: {warmable.why_not}")
+            return False
+        place = self._place(warmable)
+        return place is not None and not await self._found(place)
+
+    async def found(self) -> bool:
+        """Whether tables for all ranks are there, or were fetched just now: what a rank asks whose
+        loader does not tune, before it has somebody else do it. True as well where none can be put
+        in their place."""
+        warmable = self._warmable
+        if warmable is None or not warmable.root:
+            return False
+        place = self._place(warmable)
+        return place is not None and await self._found(place)
+
+    async def made(self, warmable: Warmable, tuned: Tuned) -> None:
+        """Tell how tuning ended, and have the stores get what was made."""
+        if tuned.failure:
+            self._say(f"tables: tuning failed, engines use defaults: {tuned.failure}", good=False)
+            return
+        place = Place.of(warmable)
+        self._say(f"tables: tuned {tuned.entries:,} entries in {tuned.seconds:.1f} s")
+        if self._stores is None:
+            return
+        try:
+            raw = await to_thread.run_sync(place.stored, place.own)
+        except (PreloadError, OSError) as error:
+            self._note(f"not published: {error}")
+            return
+        if raw is None:
+            self._note(f"{place.path} is gone again: it was not published")
+            return
+        self._to_publish.append((tables.store_key(place.config_hash, place.own), raw))
+        self._due.set()
+
+    async def rehearsed(self) -> None:
+        """Tell which tables an engine has left, and have the stores get them, all or none."""
+        warmable = self._warmable
+        if warmable is None or not warmable.root or (place := self._place(warmable)) is None:
+            return
+        try:
+            stored = [(name, await to_thread.run_sync(place.stored, name)) for name in place.names]
+        except (PreloadError, OSError) as error:
+            self._note(f"not published: {error}")
+            return
+        found = [(name, raw) for name, raw in stored if raw is not None]
+        if len(found) < len(stored):
+            self._say(f"tables: {len(found)} of {len(stored)} ranks have one after the warm-up")
+            return
+        self._say(f"tables: tuned by an engine, {one_line(place.path.parent)}")
+        if self._stores is not None:
+            for name, raw in found:
+                self._to_publish.append((tables.store_key(place.config_hash, name), raw))
+            self._due.set()
+
+    # -- lives --
+
+    def loaded(self, generation: str) -> None:
+        """Keep what the loader told for the next life, which adopts its weights."""
+        if self._warmable is None or not (self._warmable.root or self._warmable.identity):
+            return
+        record = msgspec.json.encode(_Record(generation, self._warmable))
+        fresh = self._record.with_suffix(".new")
+        try:
+            fresh.write_bytes(record)
+            fresh.replace(self._record)
+        except OSError as error:
+            log.warning("%s could not be written: %s", self._record, error.strerror)
+
+    def adopted(self, generation: str) -> None:
+        """Weights of an earlier life are served: its tables are given to others as well."""
+        try:
+            found = msgspec.json.decode(self._record.read_bytes(), type=_Record)
+        except (OSError, msgspec.MsgspecError, RecursionError):
+            return
+        if found.generation == generation:
+            self._warmable = found.warmable
+            if found.warmable.root and self._enabled:
+                self._line = f"tables: as before, below {one_line(found.warmable.root)}"
+
+    async def work(self) -> None:
+        """Publish what was made, for as long as the daemon lives."""
+        try:
+            await self.open()
+        except PreloadError as error:
+            # Weights that are there already are served all the same.
+            self._note(f"shared stores: {error}")
+        while True:
+            await self._due.wait()
+            self._due = anyio.Event()
+            while self._to_publish:
+                await self._publish(*self._to_publish.pop(0))
+
+    # -- what others hear --
+
+    def kinds(self) -> Sequence[Kind]:
+        """What peers may ask for: tables, from the disk, then from the stores."""
+        return [TableKind([self.on_disk, self.in_stores])]
+
+    def tables_of(self, config_hash: str) -> Mapping[str, bytes]:
+        """All tables of a configuration that engines can load, as files; for those that look for
+        them elsewhere. Blocking."""
+        told = self._warmable
+        if told is None or told.config_hash != config_hash:
+            return {}
+        names = [TableName(*each) for each in told.ranks]
+        found = {str(name): self._sound(config_hash, name) for name in names}
+        return {name: raw for name, raw in found.items() if raw is not None}
+
+    def told(self) -> tuple[str, ...]:
+        """Lines for people: how warm-up ended, and what was not as it should be."""
+        faults = () if self._stores is None else self._stores.faults
+        stores = [f"store {one_line(fault)}"[:_MAX_TOLD] for fault in faults]
+        return tuple(filter(None, (self._line, *self._notes, self._published, *stores)))
+
+    def troubles(self) -> tuple[str, ...]:
+        """Those of them for which somebody has to do something."""
+        return (self._line,) if self._bad else ()
+
+    def on_disk(self, config_hash: str, name: TableName) -> bytes | None:
+        """The table below the root that the loader told. Blocking; InsecurePath, OSError."""
+        if self._warmable is None or not self._warmable.root:
+            return None
+        return folder.stored(Path(self._warmable.root), config_hash, name)
+
+    def in_stores(self, config_hash: str, name: TableName) -> bytes | None:
+        """The table in the first store that has it. Blocking; PreloadError, OSError."""
+        if self._stores is None:
+            return None
+        return self._stores.find(tables.store_key(config_hash, name), MAX_NBYTES)
+
+    # -- tiers --
+
+    def _place(self, warmable: Warmable) -> Place | None:
+        try:
+            return Place.of(warmable)
+        except (ValueError, TypeError) as error:
+            self._say(f"tables: not tuned: the loader told {error}")
+            return None
+
+    def _sound(self, config_hash: str, name: TableName) -> bytes | None:
+        for find in (self.on_disk, self.in_stores):
+            try:
+                raw = find(config_hash, name)
+                if raw is not None:
+                    parse(raw, str(name))
+                    return raw
+            except (PreloadError, OSError) as error:
+                log.warning("a table is not given to engines: %s", one_line(error))
+        return None
+
+    async def _found(self, place: Place) -> bool:
+        """Whether nothing is to be tuned, since tables are there, were fetched, or cannot be put
+        there."""
+        disk = await to_thread.run_sync(tables.on_disk, place, abandon_on_cancel=True)
+        for fault in disk.faults:
+            self._note(fault)
+        if disk.conflict:
+            self._say(f"tables: not tuned: {disk.conflict}", good=False)
+            return True
+        if disk.complete:
+            self._say(f"tables: found on disk, {one_line(place.path)}")
+            return True
+        for where, find in (("a shared store", self._of_stores), ("a peer", self._of_peer)):
+            found = await find(place)
+            if found and await self._installed(place, found, where):
+                return True
+        return False
+
+    async def _of_stores(self, place: Place) -> Mapping[TableName, Table] | None:
+        """All tables out of the stores, or None."""
+        stores = self._stores
+        if stores is None:
+            return None
+        found: Mapping[TableName, Table] | None = None
+        within = STORE_S * len(stores.names)
+        try:
+            with anyio.fail_after(within):
+                found = await to_thread.run_sync(
+                    tables.in_stores, stores, place, abandon_on_cancel=True
+                )
+        except TimeoutError:
+            self._note(f"shared stores were not waited for any longer than {within:g} s")
+        except (PreloadError, OSError) as error:
+            self._note(f"shared stores: {error}")
+        return found
+
+    async def _of_peer(self, place: Place) -> Mapping[TableName, Table] | None:
+        """All tables of one peer, or None: those of several sweeps are not to be mixed."""
+        if self._fetch is None:
+            return None
+        found: dict[TableName, Table] = {}
+        until = anyio.current_time() + self._within
+        for name in place.names:
+            left = max(until - anyio.current_time(), 0.0)
+            seeded = await self._fetch(place.wanted(name), within=left)
+            if seeded.value is None:
+                self._note(f"not seeded ({seeded.outcome}): {seeded.why}")
+                return None
+            found[name] = seeded.value
+        return found
+
+    async def _installed(self, place: Place, found: Mapping[TableName, Table], where: str) -> bool:
+        try:
+            seeded = await to_thread.run_sync(install_all, place.root, place.config_hash, found)
+        except OSError as error:
+            self._note(f"what {where} has cannot be installed: {error}")
+            return False
+        if seeded.outcome is not Outcome.INSTALLED:
+            self._note(f"what {where} has cannot be installed: {seeded.why}")
+            return False
+        self._say(f"tables: installed from {where}, {one_line(place.path)}")
+        return True
+
+    async def _publish(self, key: str, value: bytes) -> None:
+        if self._stores is None:
+            return
+        try:
+            with anyio.fail_after(PUBLISH_S):
+                await to_thread.run_sync(self._stores.keep, key, value, abandon_on_cancel=True)
+        except TimeoutError:
+            self._note(f"publishing to the stores took more than {PUBLISH_S:g} s")
+        except (PreloadError, OSError) as error:
+            self._note(f"not published: {error}")
+        else:
+            # Those that failed say so themselves.
+            self._published = (
+                "" if self._stores.faults else "tables: published to the shared stores"
+            )
+
+    # -- telling --
+
+    def _begin(self, warmable: Warmable) -> None:
+        self._warmable, self._notes, self._published = warmable, [], ""
+        self._line, self._bad = "", False
+
+    def _say(self, line: str, *, good: bool = True) -> None:
+        self._line, self._bad = one_line(line)[:_MAX_TOLD], not good
+        log.log(logging.INFO if good else logging.WARNING, "%s", self._line)
+
+    def _note(self, text: str) -> None:
+        note = f"tables: {one_line(text)}"[:_MAX_TOLD]
+        if note not in self._notes:
+            self._notes.append(note)
+            log.warning("%s", note)

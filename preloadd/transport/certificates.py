@@ -1,0 +1,89 @@
+"""What hosts prove to each other by TLS, and how: contexts that are made of files."""
+
+from __future__ import annotations
+
+import os
+import ssl
+
+from preloadd.domain.lines import one_line
+from preloadd.domain.settings import Tls
+from preloadd.errors import ConfigError
+
+
+def listening(tls: Tls) -> ssl.SSLContext:
+    """How those are heard who connect: they see the certificate, and with a `ca` have to present
+    one as well. ConfigError, which begins with the name of the setting."""
+    context = _context(ssl.PROTOCOL_TLS_SERVER)
+    # Nobody comes a second time to whom that would be worth something.
+    context.num_tickets = 0
+    _present(context, tls)
+    if tls.ca:
+        _trust(context, tls.ca)
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+def asking(tls: Tls) -> ssl.SSLContext:
+    """How others are connected to: they have to present a certificate of the `ca`, without that
+    of an authority that this host trusts, for the name that was connected to; they are shown ours
+    if they want one and there is one. ConfigError, which begins with the name of the setting."""
+    context = _context(ssl.PROTOCOL_TLS_CLIENT)
+    if tls.cert:
+        _present(context, tls)
+    if tls.ca:
+        _trust(context, tls.ca)
+    else:
+        context.load_default_certs()
+    return context
+
+
+def _context(protocol: int) -> ssl.SSLContext:
+    context = ssl.SSLContext(protocol)
+    # Both ends are of this program, which never spoke an older one.
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    return context
+
+
+def _present(context: ssl.SSLContext, tls: Tls) -> None:
+    _require_readable("cert", tls.cert)
+    if tls.key:
+        _require_readable("key", tls.key)
+    try:
+        # Without a password, ssl would ask for one at the terminal.
+        context.load_cert_chain(tls.cert, tls.key or None, password=lambda: b"")
+    except (OSError, ValueError) as error:
+        what = f"{tls.cert} with the key in {tls.key or tls.cert}"
+        raise ConfigError(
+            f"cert: {what} cannot be used ({_why(error)}): give the certificate with those above "
+            "it, and its own key without a password, as PEM files"
+        ) from None
+
+
+def _trust(context: ssl.SSLContext, ca: str) -> None:
+    _require_readable("ca", ca)
+    try:
+        context.load_verify_locations(ca)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"ca: {ca} cannot be used ({_why(error)}): give a PEM file with certificates"
+        ) from None
+
+
+def _require_readable(setting: str, path: str) -> None:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            os.read(fd, 1)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise ConfigError(
+            f"{setting}: {path} cannot be read ({error.strerror}): correct the path, or let the "
+            "daemons' user read it"
+        ) from None
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, ssl.SSLError) and error.reason:
+        return error.reason.replace("_", " ").lower()
+    return one_line(error)

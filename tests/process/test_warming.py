@@ -1,0 +1,215 @@
+"""What a real rank does about tables; its loader is real too, but for what tunes (see
+`tests.tuning_loader`), which in the last test is FlashInfer itself, on the CPU.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from importlib.util import find_spec
+from pathlib import Path
+
+import anyio
+import pytest
+
+from preloadd.domain.endpoint import Endpoint
+from preloadd.domain.lifecycle import State
+from preloadd.domain.settings import Deadlines, Seeding, Warmup
+from preloadd.rank.seeding.client import fetch
+from preloadd.warmup.names import OVERRIDE, TableName
+from preloadd.warmup.seeding.kinds import Outcome
+from preloadd.warmup.seeding.tables import TableWanted
+from preloadd.warmup.table import parse
+from tests.process import conftest
+from tests.process.conftest import ROOT, Manager, eventually
+from tests.tuned import H200
+from tests.tuning_loader import TABLE
+
+pytestmark = [pytest.mark.slow]
+
+SECRET = "plt_a-secret-that-nobody-may-read-in-any-log"
+NAME = TableName(0, 0)
+
+
+@pytest.fixture
+def port() -> int:
+    with closing(socket.socket()) as sock:
+        sock.bind(("127.0.0.1", 0))
+        return sock.getsockname()[1]
+
+
+@pytest.fixture
+def tokens(tmp_path: Path) -> str:
+    path = tmp_path / "tokens"
+    path.write_text(SECRET)
+    path.chmod(0o600)
+    return str(path)
+
+
+@pytest.fixture
+def python(tmp_path: Path) -> str:
+    """The interpreter of loaders: it runs that of the tests, whatever module it is told."""
+    path = tmp_path / "python"
+    path.write_text(
+        f"#!/bin/sh\nexec env PYTHONPATH={ROOT} {sys.executable} -m tests.tuning_loader\n"
+    )
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.fixture
+def tuning(manage, model, python, tmp_path) -> Callable[..., Manager]:
+    """A rank that is started, whose loader tunes as `tuner` says into `root`."""
+
+    def tuning(tuner: str, root: str = "tables", *, ready: bool = True, **rank) -> Manager:
+        settings = {"warmup": Warmup(autotune=True), "python": python} | rank
+        manager = manage(model, rank=settings)
+        manager.environ |= {"TUNER": tuner, OVERRIDE: str(tmp_path / root)}
+        manager.start()
+        if ready:
+            manager.ready()
+        return manager
+
+    return tuning
+
+
+def table(root: Path) -> Path:
+    (path,) = root.rglob(str(NAME))
+    return path
+
+
+def ask(port: int, config_hash: str):
+    """The table as another host gets it."""
+    wanted = TableWanted(config_hash, NAME, H200)
+
+    async def asked():
+        return await fetch(Endpoint("127.0.0.1", port), wanted, SECRET, within=5.0)
+
+    return anyio.run(asked)
+
+
+def test_tables_are_tuned_before_a_rank_serves_and_found_the_next_time(tuning, tmp_path):
+    first = tuning("stand-in")
+    assert first.phases[-2:] == ["warming", "tuning"]
+    assert first.status().warmup[0].startswith("tables: tuned 1 entries in ")
+    assert parse(table(tmp_path / "tables").read_bytes(), "it").entries == TABLE.entries
+    second = tuning("fails")
+    assert second.status().warmup[0].startswith("tables: found on disk, ")
+    assert "tuning" not in second.phases
+
+
+@pytest.mark.parametrize(
+    ("tuner", "told"),
+    [
+        ("fails", "FlashInfer kept its defaults for 7 of 14 sizes"),
+        ("crashes", f"the loader was killed by signal {11} while it tuned"),
+    ],
+)
+def test_a_rank_serves_however_tuning_ends(tuning, tuner, told):
+    manager = tuning(tuner)
+    status = manager.status()
+    assert status.state is State.SERVING
+    assert status.warmup == (f"tables: tuning failed, engines use defaults: {told}",)
+    assert told in status.detail
+    with manager.attach().arena.chunk(0) as mapped:
+        assert len(mapped)
+
+
+def test_one_that_hangs_is_given_up(tuning):
+    manager = tuning("hangs", warmup=Warmup(autotune=True, deadline=1.0))
+    assert "it took more than 1 s: the loader was ended" in manager.status().detail
+    assert manager.loaders() == []
+
+
+def test_one_that_is_silent_is_given_up(tuning):
+    manager = tuning("hangs", deadlines=Deadlines(silence=2.0, stop=1.0))
+    assert "no progress for 2 s while warming: it was ended" in manager.status().detail
+
+
+def test_what_one_host_has_tuned_another_has_from_their_store(tuning, tmp_path):
+    warmup = Warmup(autotune=True, stores=(f"file:{tmp_path / 'shared'}",))
+    (tmp_path / "shared").mkdir(mode=0o700)
+    source = tuning("stand-in", "first", warmup=warmup)
+    eventually(
+        lambda: "tables: published to the shared stores" in source.status().warmup,
+        lambda: str(source.status().warmup),
+    )
+    other = tuning("fails", "second", warmup=warmup)
+    (line,) = other.status().warmup
+    assert line.startswith("tables: installed from a shared store, ")
+    assert table(tmp_path / "second").read_bytes() == table(tmp_path / "first").read_bytes()
+
+
+def test_what_one_host_has_tuned_another_has_from_it(tuning, tmp_path, port, tokens):
+    place = Endpoint("127.0.0.1", port)
+    tuning("stand-in", "first", seeding=Seeding(listen=place, token_file=tokens))
+    other = tuning("fails", "second", seeding=Seeding(source=place, token_file=tokens))
+    (line,) = other.status().warmup
+    assert line.startswith("tables: installed from a peer, ")
+    assert table(tmp_path / "second").read_bytes() == table(tmp_path / "first").read_bytes()
+
+
+def test_an_adopted_generation_is_not_tuned_for_and_its_table_given_at_once(
+    tuning, tmp_path, port, tokens
+):
+    place = Endpoint("127.0.0.1", port)
+    manager = tuning("stand-in", seeding=Seeding(listen=place, token_file=tokens))
+    config_hash = table(tmp_path / "tables").parent.name
+    assert ask(port, config_hash).outcome is Outcome.FETCHED
+    manager.environ["TUNER"] = "crashes"
+    manager.restart()
+    assert manager.status().adopted
+    assert ask(port, config_hash).value.entries == TABLE.entries
+    assert manager.status().warmup == (f"tables: as before, below {tmp_path / 'tables'}",)
+
+
+def test_a_port_that_is_taken_is_told_and_hinders_nobody(tuning, port, tokens):
+    with closing(socket.create_server(("127.0.0.1", port))):
+        place = Endpoint("127.0.0.1", port)
+        manager = tuning("stand-in", seeding=Seeding(listen=place, token_file=tokens))
+        eventually(
+            lambda: f"others cannot be seeded at 127.0.0.1:{port}" in manager.status().detail,
+            lambda: manager.status().detail,
+        )
+        assert manager.status().state is State.SERVING
+
+
+def test_a_source_that_is_not_there_delays_for_as_long_as_is_allowed(tuning, port, tokens):
+    place = Endpoint("127.0.0.1", port)
+    seeding = Seeding(source=place, token_file=tokens, within=0.5)
+    manager = tuning("stand-in", seeding=seeding)
+    tuned, note = manager.status().warmup
+    assert tuned.startswith("tables: tuned 1 entries")
+    assert note.startswith("tables: not seeded (unreachable): ")
+
+
+def test_a_store_that_is_misspelled_ends_the_start(tuning):
+    warmup = Warmup(autotune=True, stores=("fil:/srv",))
+    manager = tuning("stand-in", ready=False, warmup=warmup)
+    assert manager.ended() == 78
+    assert "did you mean 'file'?" in manager.log
+
+
+def test_where_it_is_switched_off_nothing_is_tuned_and_that_is_told(tuning, tmp_path):
+    manager = tuning("crashes", warmup=Warmup(autotune=False))
+    assert manager.status().warmup == ("tables: not tuned, which is switched off",)
+    assert not (tmp_path / "tables").exists()
+
+
+@pytest.mark.skipif(
+    find_spec("flashinfer") is None and not os.environ.get("CI"), reason="no FlashInfer here"
+)
+@pytest.mark.timeout(600)
+def test_flashinfer_itself_tunes_in_a_loader_of_a_rank(tuning, tmp_path, monkeypatch):
+    """It takes long to import."""
+    monkeypatch.setattr(conftest, "PATIENCE_S", 240.0)
+    manager = tuning("flashinfer")
+    (line,) = manager.status().warmup
+    assert line.startswith("tables: tuned 21 entries in ")
+    found = parse(table(tmp_path / "tables").read_bytes(), "it")
+    assert (found.metadata, found.ops, found.intact) == (H200, {"fp8_gemm": 21}, True)
+    (again,) = tuning("flashinfer").status().warmup
+    assert again.startswith("tables: found on disk, ")

@@ -1,0 +1,111 @@
+"""Two rank daemons on one host: what the first has loaded, the second fills its arena from."""
+
+import socket
+import sys
+from contextlib import closing
+
+import pytest
+
+from preloadd.domain.endpoint import Endpoint
+from preloadd.domain.lifecycle import State
+from preloadd.domain.settings import Seeding
+from preloadd.protocol import messages as m
+from tests.checkpoints import stored
+from tests.process.conftest import content, eventually
+
+SLOW = """
+import os, sys, time, runpy
+read = os.preadv
+def slowly(fd, buffers, *more):
+    # A disk that takes its time for the pieces of a load, and for nothing else.
+    if sum(map(len, buffers)) > 1 << 16:
+        time.sleep(1.0)
+    return read(fd, buffers, *more)
+os.preadv = slowly
+runpy.run_module("preloadd.loader", run_name="__main__", alter_sys=True)
+"""
+
+
+@pytest.fixture
+def place():
+    with closing(socket.socket()) as sock:
+        sock.bind(("127.0.0.1", 0))
+        return Endpoint("127.0.0.1", sock.getsockname()[1])
+
+
+@pytest.fixture
+def tokens(tmp_path):
+    path = tmp_path / "token"
+    path.write_text("plt_" + "a-token" * 6)
+    path.chmod(0o600)
+    return str(path)
+
+
+@pytest.fixture
+def slow_disk(tmp_path):
+    """An interpreter whose loaders have one."""
+    (tmp_path / "slow.py").write_text(SLOW)
+    path = tmp_path / "python"
+    # Of its arguments -m and the module are known.
+    path.write_text(f'#!/bin/sh\nshift 2\nexec {sys.executable} {tmp_path / "slow.py"} "$@"\n')
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.fixture
+def source(manage, model, place, tokens):
+    seeding = Seeding(listen=place, token_file=tokens)
+    made = manage(model, chunk_bytes=1 << 16, rank={"seeding": seeding})
+    made.start()
+    made.ready()
+    return made
+
+
+@pytest.fixture
+def target(manage, model, place, tokens, slow_disk):
+    seeding = Seeding(source=place, token_file=tokens, weights=True, within=5.0)
+    return manage(model, chunk_bytes=1 << 16, rank={"seeding": seeding, "python": slow_disk})
+
+
+def test_the_second_has_its_weights_from_the_first(source, target, model):
+    target.start()
+    target.ready()
+    told = target.status()
+    assert (told.counters["generation_bytes_read"], told.counters["bytes_read"]) == (0, 0)
+    assert told.counters["generation_bytes_peer"] == told.arena_bytes
+    assert "seeding" in target.phases
+    assert told.generation != source.status().generation
+    assert content(target.attach()) == stored(model)
+    target.restart()
+    assert target.status().adopted
+    assert "a-token" not in target.log + source.log
+
+
+def test_without_a_source_it_comes_from_the_disk(target, model):
+    target.start()
+    target.ready()
+    told = target.status()
+    assert told.counters["generation_bytes_peer"] == 0
+    assert told.counters["bytes_read"] > 0
+    assert "they are read from the disk" in target.log
+    assert content(target.attach()) == stored(model)
+
+
+def test_what_was_released_is_given_no_more(source, target):
+    source.ask(m.Release())
+    target.start()
+    target.ready()
+    assert "it has none" in target.log
+    source.ask(m.Load())
+    eventually(lambda: source.status().state is State.SERVING, lambda: "weights again")
+    target.ask(m.Release())
+    target.ask(m.Load())
+    eventually(lambda: target.status().state is State.SERVING, lambda: "weights again")
+    assert target.status().counters["generation_bytes_peer"] == target.status().arena_bytes
+
+
+def test_a_source_that_is_killed_costs_nothing_but_time(source, target, model):
+    source.kill()
+    target.start()
+    target.ready()
+    assert content(target.attach()) == stored(model)

@@ -1,0 +1,108 @@
+"""What `config check` says of seeding, on a host with real files."""
+
+import os
+
+import pytest
+
+from preloadd.admin.check import check
+from preloadd.config.host import survey
+from preloadd.config.tokens import change_tokens, keep_secret
+from preloadd.domain.tokens import PREFIX, token
+from tests.certificates import authority, certificate, key_of
+
+LISTEN = '[seed]\nlisten_host = "127.0.0.1"\nlisten_port = 29700\n'
+ASK = '[seed]\nsource_host = "node-1"\nsource_port = 29700\n'
+SECRET = PREFIX + "a" * 43
+
+
+def told(host):
+    """Faults and notes, without the folders of this test."""
+    report = check(survey(host.config, host.world.daemon_environ()), host.world)
+    lines = [*map(str, report.faults), *report.notes]
+    return [line.replace(f"{host.config}/groups.d/", "") for line in lines]
+
+
+@pytest.fixture
+def file(host):
+    path = host.root / "tokens"
+    path.write_text("one\n")
+    path.chmod(0o640)
+    return path
+
+
+def test_groups_that_are_not_seeded_need_nothing(host):
+    host.group()
+    assert told(host) == []
+
+
+@pytest.mark.parametrize("table", [LISTEN, ASK])
+def test_a_file_of_tokens_is_enough(host, file, table):
+    host.group(more=f'{table}token_file = "{file}"\n')
+    assert told(host) == []
+    file.chmod(0o644)
+    (line,) = told(host)
+    assert line.startswith(f"a.toml: seed.token_file: {file} is open to all users (mode 0644)")
+
+
+def test_files_that_are_not_there_or_hold_nothing_are_told_with_their_key(host, file):
+    host.group(more=f'{LISTEN}token_file = "/none"\n')
+    assert told(host)[0].startswith("a.toml: seed.token_file: /none could not be read: No such")
+    file.write_text("\n")
+    host.group(more=f'{LISTEN}token_file = "{file}"\n')
+    assert told(host)[0].startswith(f"a.toml: seed.token_file: {file} is empty")
+
+
+def test_tokens_of_the_host_are_enough_and_the_lack_of_any_is_noted(host):
+    state = host.root / "state"
+    host.group("a", LISTEN)
+    host.group("b", ASK, gpus='["CPU-1"]')
+    lacks = "no token is found, without which the ranks do not start, unless their units have the"
+    assert told(host) == [
+        f"a.toml: seed.listen_host: {lacks} credential preloadd.seed-token",
+        f"b.toml: seed.source_host: {lacks} credential preloadd.seed-token",
+    ]
+    change_tokens(state, lambda _: (token("n", SECRET, bytes(16), now=0.0, expires=None),))
+    keep_secret(state, SECRET)
+    assert told(host) == []
+    for name in ("tokens.json", "seed.token"):
+        (state / name).chmod(0o644)
+    assert [line.partition(f"{state}")[0] for line in told(host)] == [
+        "a.toml: seed.listen_host: ",
+        "b.toml: seed.source_host: ",
+    ]
+
+
+def test_a_variable_of_daemons_is_enough(host):
+    host.group("a", LISTEN)
+    (host.root / "etc/default/preloadd").write_text("PRELOADD_SEED_TOKEN=x\n")
+    assert told(host) == []
+
+
+def test_a_port_that_others_reach_without_tls_is_noted(host, file):
+    table = LISTEN.replace("127.0.0.1", "0.0.0.0") + f'token_file = "{file}"\n'
+    host.group(more=table)
+    (line,) = told(host)
+    assert line.startswith("a.toml: seed.listen_host: others are seeded at 0.0.0.0 without TLS")
+    ca = authority(host.root, "ca")
+    cert = certificate(ca, "one")
+    tls = f'tls_cert = "{cert}"\ntls_key = "{key_of(cert)}"\ntls_ca = "{ca}"\n'
+    host.group(more=table + tls)
+    assert told(host) == []
+    cert.unlink()
+    (line,) = told(host)
+    assert line.startswith(f"a.toml: seed.tls_cert: {cert} cannot be read (No such file")
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can try things as another user")
+def test_files_are_tried_as_the_daemons_user(host, file, socket_dir):
+    socket_dir.chmod(0o755)
+    mine = socket_dir / "tokens"
+    mine.write_text("one\n")
+    mine.chmod(0o600)
+    host.write("preloadd.toml", f'daemon_user = "nobody"\nstate_dir = "{host.root}/state"\n')
+    host.group(more=f'{LISTEN}token_file = "{mine}"\n')
+    refused = f"seed.token_file: {mine} could not be read: Permission"
+    assert any(refused in line for line in told(host))
+    os.chown(mine, 65534, -1)
+    assert not any("seed.token_file" in line for line in told(host))

@@ -1,0 +1,229 @@
+"""Compiled code of a rank: what it has in mind, gives, fetches, and tells, with real folders."""
+
+import json
+import shutil
+from contextlib import asynccontextmanager
+
+import anyio
+import pytest
+
+from preloadd.engine import bundles
+from preloadd.protocol.messages import Warmable
+from preloadd.rank.bundling import Bundling
+from preloadd.warmup.bundles.manifest import BadBundle
+from preloadd.warmup.seeding.compile_cache import BUNDLE, KIND, WHOLE
+from preloadd.warmup.seeding.kinds import Outcome, Seeded, Unfit
+from preloadd.warmup.stores.opening import open_stores
+from tests.bundles import IDENTITY, contents, write
+
+pytestmark = pytest.mark.anyio
+
+HASH = "ab" * 32
+
+
+@pytest.fixture
+def root(tmp_path):
+    """The cache root of engines, without anything compiled."""
+    (tmp_path / "root").mkdir()
+    return tmp_path / "root"
+
+
+@pytest.fixture
+def told(root):
+    return Warmable(
+        config_hash=HASH, identity=IDENTITY | {"cache_root": str(root), "engine_args": "[]"}
+    )
+
+
+@pytest.fixture
+def stores(tmp_path):
+    (tmp_path / "shared").mkdir()
+    with open_stores([f"file:{tmp_path / 'shared'}"], {}) as made:
+        yield made
+
+
+def bundling(stores=None, *, trusted=True, fetch=None):
+    return Bundling(
+        trusted=trusted, stores=lambda: stores, fetch=fetch, within=5.0, wall=lambda: 0.0
+    )
+
+
+@asynccontextmanager
+async def working(one, word):
+    """`one` at work, until it tells of something with that word."""
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(one.work)
+        with anyio.fail_after(20):
+            while not any(word in line for line in one.told()):  # noqa: ASYNC110
+                await anyio.sleep(0.01)
+        yield
+        tasks.cancel_scope.cancel()
+
+
+async def rehearsed(one, told, root):
+    """`one` after an engine has compiled."""
+    assert not await one.found(told)
+    write(root)
+    await one.rehearsed()
+
+
+def answering(source):
+    """What a source's rank answers, as a target hears it."""
+
+    async def fetch(wanted, *, within):
+        assert within == 5.0
+        payload = source.kind.resolve(wanted.fields)
+        if payload is None:
+            return Seeded(Outcome.MISSING, "it has none")
+        try:
+            return Seeded(Outcome.FETCHED, value=wanted.judged(json.loads(payload)))
+        except Unfit as error:
+            return Seeded(Outcome.INCOMPATIBLE, str(error))
+
+    return fetch
+
+
+async def test_what_an_engine_compiled_is_given_to_stores_and_had_by_another_host(
+    root, told, stores, tmp_path
+):
+    source = bundling(stores)
+    await rehearsed(source, told, root)
+    async with working(source, "given to others"):
+        pass
+    made = contents(root / "torch_compile_cache")
+    # Another host has the same path.
+    root.rename(tmp_path / "elsewhere")
+    root.mkdir()
+
+    target = bundling(stores, fetch=answering(source))
+    assert await target.found(told)
+    assert contents(root / "torch_compile_cache") == made
+    assert "installed from the source, 2 folders" in target.told()[0]
+    # And gives it to others itself, as after a load that found it there.
+    async with working(target, "given to others"):
+        assert target.kind.resolve({"config_hash": HASH}) == source.kind.resolve(
+            {"config_hash": HASH}
+        )
+    again = bundling(stores)
+    assert await again.found(told)
+    assert "as before, 2 folders" in again.told()[0]
+
+
+async def test_without_trust_nothing_is_given_or_fetched_but_kept_in_mind(root, told, stores):
+    async def fetch(*_, **__):
+        raise AssertionError("a source was asked")
+
+    one = bundling(stores, trusted=False, fetch=fetch)
+    await rehearsed(one, told, root)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(one.work)
+        with anyio.fail_after(20):
+            while not (root / "preloadd-bundles.json").exists():  # noqa: ASYNC110
+                await anyio.sleep(0.01)
+        tasks.cancel_scope.cancel()
+    assert one.kind.resolve({"config_hash": HASH}) is None
+    assert one.answer_of(HASH) == one.bundle_of(HASH) == {}
+    again = bundling(trusted=False, fetch=fetch)
+    assert await again.found(told)
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ({"cuda": "12.8"}, "not seeded (incompatible): it was compiled for other engines: cuda"),
+        ({}, "not installed: it is in no store"),
+    ],
+)
+async def test_what_is_not_to_be_had_is_told(root, told, stores, tmp_path, change, line):
+    source = bundling(stores)
+    await rehearsed(source, told, root)
+    async with working(source, "given to others"):
+        pass
+    root.rename(tmp_path / "elsewhere")
+    root.mkdir()
+    shutil.rmtree(tmp_path / "shared")
+    (tmp_path / "shared").mkdir()
+
+    other = Warmable(config_hash=HASH, identity=told.identity | change)
+    target = bundling(stores, fetch=answering(source))
+    assert not await target.found(other)
+    assert line in target.told()[0]
+
+
+async def test_without_a_store_or_a_bundle_engines_compile(root, told, stores):
+    target = bundling(None, fetch=answering(bundling()))
+    assert not await target.found(told)
+    assert "there is no store" in target.told()[0]
+    target = bundling(stores, fetch=answering(bundling()))
+    assert not await target.found(told)
+    assert "not seeded (missing)" in target.told()[0]
+    assert not await target.found(Warmable(config_hash=HASH))
+    await target.rehearsed()
+    assert target.told() == ()
+
+
+async def test_after_a_restart_it_is_given_again(root, told, stores):
+    first = bundling(stores)
+    await rehearsed(first, told, root)
+    async with working(first, "given to others"):
+        pass
+    second = bundling(stores)
+    second.adopted(told)
+    async with working(second, "given to others"):
+        assert second.kind.resolve({"config_hash": HASH})
+
+
+async def test_a_bundle_that_no_engine_uses_is_told(root, told, stores, tmp_path, monkeypatch):
+    source = bundling(stores)
+    await rehearsed(source, told, root)
+    async with working(source, "given to others"):
+        pass
+    root.rename(tmp_path / "elsewhere")
+    root.mkdir()
+    target = bundling(stores, fetch=answering(source))
+    assert await target.found(told)
+    other = root / "torch_compile_cache" / "9876543210"
+    other.mkdir(mode=0o700)
+    (other / "artifact").write_bytes(b"x")
+    monkeypatch.setattr("preloadd.rank.bundling._LOOK_S", 0.05)
+    async with working(target, "installed but never used"):
+        pass
+
+
+async def test_an_engine_on_the_host_takes_it_over(root, told, tmp_path):
+    one = bundling()
+    await rehearsed(one, told, root)
+    asked = []
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(one.work)
+        with anyio.fail_after(20):
+            while not one.answer_of(HASH):  # noqa: ASYNC110
+                await anyio.sleep(0.01)
+        tasks.cancel_scope.cancel()
+
+    def ask(kind, limit):
+        asked.append(kind)
+        return {KIND: one.answer_of, WHOLE: one.bundle_of}[kind](HASH)
+
+    here = told.identity | {"engine_args": "as this engine was told"}
+    assert "is there already" in bundles.take(ask, HASH, here)
+    assert asked == [KIND]
+    # An engine in a container has the same path, and other files.
+    kept = ask(WHOLE, 1 << 30)[BUNDLE]
+    answer = one.answer_of(HASH)
+    made = contents(root / "torch_compile_cache")
+    shutil.rmtree(root / "torch_compile_cache")
+
+    def of_daemon(kind, limit):
+        return answer if kind == KIND else {BUNDLE: kept}
+
+    assert "2 new folders" in bundles.take(of_daemon, HASH, here)
+    assert contents(root / "torch_compile_cache") == made
+    with pytest.raises(Unfit, match="cuda: there"):
+        bundles.take(of_daemon, HASH, here | {"cuda": "12.8"})
+    shutil.rmtree(root / "torch_compile_cache")
+    damaged = kept[:-1] + b"x"
+    with pytest.raises(BadBundle):
+        bundles.take(lambda kind, _: answer if kind == KIND else {BUNDLE: damaged}, HASH, here)
+    assert not contents(root / "torch_compile_cache")
+    assert bundles.take(lambda *_: {}, HASH, here) == ""

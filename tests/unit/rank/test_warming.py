@@ -1,0 +1,412 @@
+"""Where a rank finds tables, in what order and how fast; and what it tells."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import asynccontextmanager
+
+import anyio
+import msgspec
+import pytest
+
+from preloadd.errors import ConfigError, ErrorCode, PreloadError
+from preloadd.protocol.messages import Tuned, Warmable
+from preloadd.rank import warming as module
+from preloadd.rank.tables import store_key
+from preloadd.rank.warming import Warming
+from preloadd.warmup import folder
+from preloadd.warmup.merge import Existing
+from preloadd.warmup.names import TableName
+from preloadd.warmup.seeding.kinds import Outcome, Seeded
+from preloadd.warmup.table import Entry, Table, parse, render
+from tests.tuned import H200
+
+pytestmark = pytest.mark.anyio
+
+HASH = "cd" * 32
+NAMES = (TableName(0, 0), TableName(0, 1))
+TABLE = Table({"('fp8_gemm', 'R', ())": Entry("R", 1)}, H200)
+OTHER = Table({"('fp8_gemm', 'R', ())": Entry("R", 2)}, H200)
+ELSEWHERE = Table(TABLE.entries, H200 | {"gpu": "NVIDIA B200"})
+UNKNOWN = Table(TABLE.entries, H200 | {"cudnn_version": "unknown"})
+
+
+class Broken(PreloadError):
+    code = ErrorCode.UNAVAILABLE
+
+
+class Shelf:
+    """A store that holds what the test puts there; `act` is done before anything is looked at."""
+
+    def __init__(self, tables: dict[TableName, Table] | None = None, act=lambda: None) -> None:
+        self.held = {store_key(HASH, n): render(table) for n, table in (tables or {}).items()}
+        self.names, self.faults, self.closed = ("shelf",), (), False
+        self._act = act
+
+    def find(self, key: str, limit: int) -> bytes | None:
+        self._act()
+        found = self.held.get(key)
+        assert found is None or len(found) <= limit
+        return found
+
+    def keep(self, key: str, value: bytes) -> None:
+        self._act()
+        self.held.setdefault(key, value)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture
+def warmable(tmp_path) -> Warmable:
+    return Warmable(
+        config_hash=HASH,
+        dp_rank=0,
+        rank=1,
+        root=str(tmp_path / "root"),
+        ranks=tuple((name.dp_rank, name.rank) for name in NAMES),
+        metadata=H200,
+        tunes=True,
+    )
+
+
+@pytest.fixture
+def rank(tmp_path) -> Callable:
+    """A rank's warming, with stores that are open."""
+
+    @asynccontextmanager
+    async def rank(shelf: Shelf | None = None, **more):
+        warming = Warming(
+            tmp_path / "warmup.json", stores=None if shelf is None else lambda: shelf, **more
+        )
+        await warming.open()
+        yield warming
+        warming.close()
+
+    return rank
+
+
+def put(root, *tables: Table) -> None:
+    new = dict(zip(NAMES, tables, strict=False))
+    folder.install(root, HASH, new, Existing.REPLACE)
+
+
+def installed(root) -> list[Table | None]:
+    raw = [folder.stored(root, HASH, name) for name in NAMES]
+    return [None if one is None else parse(one, "it") for one in raw]
+
+
+def source(*tables: Table | None) -> Callable:
+    """A peer that has these, in the order of ranks."""
+
+    async def fetch(wanted, *, within):
+        assert 0 < within <= 60
+        table = tables[wanted.name.rank]
+        if table is None:
+            return Seeded(Outcome.MISSING, "10.0.0.1:9000: it has none")
+        return Seeded(Outcome.FETCHED, "", table)
+
+    return fetch
+
+
+async def told(warming: Warming, text: str) -> None:
+    """Wait until that is told."""
+    with anyio.fail_after(5):
+        while not any(text in line for line in warming.told()):  # noqa: ASYNC110 - nothing tells
+            await anyio.sleep(0.01)
+
+
+async def test_without_anything_to_be_had_the_loader_tunes(rank, warmable):
+    async with rank() as warming:
+        assert await warming.wanted(warmable)
+        assert warming.told() == ()
+
+
+async def test_tables_on_the_disk_are_enough(rank, warmable, tmp_path):
+    put(tmp_path / "root", TABLE, TABLE)
+    async with rank(fetch=pytest.fail) as warming:
+        assert not await warming.wanted(warmable)
+        (line,) = warming.told()
+    assert line.startswith("tables: found on disk, /")
+    assert "autotune_configs_dp0_rank1.json" in line
+
+
+@pytest.mark.parametrize(
+    "tables",
+    [[TABLE], [TABLE, UNKNOWN], [UNKNOWN, TABLE]],
+    ids=["one is missing", "the own one does not know where", "another's does not"],
+)
+async def test_tables_of_some_ranks_are_not(rank, warmable, tmp_path, tables):
+    put(tmp_path / "root", *tables)
+    async with rank() as warming:
+        assert await warming.wanted(warmable)
+
+
+async def test_a_damaged_table_is_none(rank, warmable, tmp_path):
+    put(tmp_path / "root", TABLE, TABLE)
+    (tmp_path / "root" / HASH / str(NAMES[1])).write_text('{"a": [1]}')
+    async with rank() as warming:
+        assert await warming.wanted(warmable)
+
+
+async def test_one_of_another_environment_stays_and_keeps_the_loader_from_tuning(
+    rank, warmable, tmp_path
+):
+    put(tmp_path / "root", TABLE, ELSEWHERE)
+    async with rank(Shelf(dict.fromkeys(NAMES, TABLE))) as warming:
+        assert not await warming.wanted(warmable)
+        (line,) = warming.told()
+        assert warming.troubles() == (line,)
+    assert "gpu is 'NVIDIA B200' there and 'NVIDIA H200' here" in line
+    assert "is not overwritten: remove it" in line
+    assert installed(tmp_path / "root")[1].metadata == ELSEWHERE.metadata
+
+
+async def test_stores_come_before_a_peer_and_all_ranks_get_theirs(rank, warmable, tmp_path):
+    async with rank(Shelf(dict.fromkeys(NAMES, TABLE)), fetch=pytest.fail) as warming:
+        assert not await warming.wanted(warmable)
+        (line,) = warming.told()
+    assert line.startswith("tables: installed from a shared store, /")
+    assert [one.entries for one in installed(tmp_path / "root")] == [TABLE.entries] * 2
+
+
+async def test_what_a_store_has_not_of_all_ranks_is_asked_of_the_peer(rank, warmable, tmp_path):
+    async with rank(Shelf({NAMES[1]: TABLE}), fetch=source(OTHER, OTHER)) as warming:
+        assert not await warming.wanted(warmable)
+        assert warming.told()[0].startswith("tables: installed from a peer, /")
+    assert [one.entries for one in installed(tmp_path / "root")] == [OTHER.entries] * 2
+
+
+async def test_a_peer_that_has_not_all_is_told_and_nothing_installed(rank, warmable, tmp_path):
+    async with rank(fetch=source(TABLE, None)) as warming:
+        assert await warming.wanted(warmable)
+        assert warming.told() == ("tables: not seeded (missing): 10.0.0.1:9000: it has none",)
+    assert not (tmp_path / "root").exists()
+
+
+BAD = {
+    "noise": b"noise",
+    "of elsewhere": render(ELSEWHERE),
+    "that does not know where": render(UNKNOWN),
+    "that says nothing of where": render(Table(TABLE.entries)),
+    "malformed": b'{"a": 5}',
+}
+
+
+@pytest.mark.parametrize("raw", BAD.values(), ids=BAD)
+async def test_what_a_store_has_is_judged_as_a_peers(rank, warmable, tmp_path, raw):
+    shelf = Shelf(dict.fromkeys(NAMES, TABLE))
+    shelf.held[store_key(HASH, NAMES[1])] = raw
+    async with rank(shelf) as warming:
+        assert await warming.wanted(warmable)
+        (note,) = warming.told()
+    assert note.startswith("tables: shared stores: ")
+    assert not (tmp_path / "root").exists()
+
+
+async def test_stores_delay_nobody(rank, warmable, monkeypatch):
+    monkeypatch.setattr(module, "STORE_S", 0.2)
+    done = threading.Event()
+    async with rank(Shelf(act=lambda: done.wait(20))) as warming:
+        since = time.monotonic()
+        assert await warming.wanted(warmable)
+        assert time.monotonic() - since < 2
+        assert "not waited for any longer than 0.2 s" in warming.told()[0]
+    done.set()
+
+
+async def test_a_peer_delays_nobody(rank, warmable):
+    """All tables together take no longer than is allowed for it."""
+    allowed = []
+
+    async def fetch(_, *, within):
+        allowed.append(within)
+        await anyio.sleep(0.15)
+        return Seeded(Outcome.FETCHED, "", TABLE)
+
+    async with rank(fetch=fetch, within=0.2) as warming:
+        assert not await warming.wanted(warmable)
+    first, second = allowed
+    assert first == pytest.approx(0.2, abs=0.01)
+    assert second < 0.06
+
+
+async def test_a_store_that_fails_is_passed_over(rank, warmable):
+    def act():
+        raise Broken("its server is away")
+
+    async with rank(Shelf(act=act), fetch=source(TABLE, TABLE)) as warming:
+        assert not await warming.wanted(warmable)
+        assert "tables: shared stores: its server is away" in warming.told()
+
+
+async def test_stores_tell_what_is_wrong_with_them(rank):
+    shelf = Shelf()
+    shelf.faults = ("mooncake: no answer",)
+    async with rank(shelf) as warming:
+        assert warming.told() == ("store mooncake: no answer",)
+
+
+async def test_what_cannot_be_installed_is_tuned(rank, warmable, tmp_path):
+    (tmp_path / "root").write_text("in the way")
+    async with rank(fetch=source(TABLE, TABLE)) as warming:
+        assert await warming.wanted(warmable)
+        told = warming.told()
+    assert any("cannot be installed" in line for line in told), told
+
+
+async def test_why_a_loader_does_not_tune_is_told(rank):
+    async with rank() as warming:
+        assert not await warming.wanted(Warmable(why_not="the weights are in host memory"))
+        assert warming.told() == ("tables: not tuned: the weights are in host memory",)
+        assert warming.troubles() == ()
+
+
+async def test_tables_of_a_loader_that_does_not_tune_can_be_fetched_later(rank, warmable, tmp_path):
+    """As for vLLM's engines, which tune for themselves unless there are tables for all of them."""
+    told = msgspec.structs.replace(warmable, tunes=False)
+    async with rank(fetch=source(TABLE, TABLE)) as warming:
+        assert not await warming.found()
+        assert not await warming.wanted(told)
+        assert warming.told() == ()
+        assert await warming.found()
+        assert warming.told()[0].startswith("tables: installed from a peer, ")
+    assert None not in installed(tmp_path / "root")
+    async with rank(fetch=source(None, None)) as other:
+        await other.wanted(msgspec.structs.replace(told, config_hash="ef" * 32))
+        assert not await other.found()
+
+
+async def test_that_it_is_switched_off_is_told(rank):
+    async with rank(enabled=False) as warming:
+        assert warming.told() == ("tables: not tuned, which is switched off",)
+
+
+LIES = {
+    "no hash": {"config_hash": "../../etc"},
+    "no absolute root": {"root": "tables"},
+    "the own rank is none": {"ranks": ((0, 0),)},
+    "a negative rank": {"ranks": ((0, 1), (0, -1))},
+}
+
+
+@pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
+async def test_a_loader_is_not_believed_a_place_that_is_none(rank, warmable, lie):
+    async with rank() as warming:
+        assert not await warming.wanted(msgspec.structs.replace(warmable, **lie))
+        assert warming.told()[0].startswith("tables: not tuned: the loader told no ")
+
+
+async def test_what_was_tuned_is_told_and_published(rank, warmable, tmp_path):
+    shelf = Shelf()
+    async with rank(shelf) as warming, anyio.create_task_group() as tasks:
+        assert await warming.wanted(warmable)
+        put(tmp_path / "root", TABLE, TABLE)
+        tasks.start_soon(warming.work)
+        await warming.made(warmable, Tuned(entries=80, hits=56, seconds=5.46))
+        await told(warming, "published")
+        assert warming.told() == (
+            "tables: tuned 80 entries in 5.5 s",
+            "tables: published to the shared stores",
+        )
+        tasks.cancel_scope.cancel()
+    assert list(shelf.held) == [store_key(HASH, NAMES[1])]
+    assert shelf.closed
+
+
+async def test_what_a_store_did_not_take_is_not_called_published(rank, warmable, tmp_path):
+    """Stores raise nothing of the kind: what failed is among their faults."""
+    shelf = Shelf()
+    shelf.faults = ("mooncake: the pool is full",)
+    async with rank(shelf) as warming, anyio.create_task_group() as tasks:
+        await warming.wanted(warmable)
+        put(tmp_path / "root", TABLE, TABLE)
+        tasks.start_soon(warming.work)
+        await warming.made(warmable, Tuned(entries=80, seconds=5.46))
+        await anyio.sleep(0.1)
+        assert warming.told() == (
+            "tables: tuned 80 entries in 5.5 s",
+            "store mooncake: the pool is full",
+        )
+        tasks.cancel_scope.cancel()
+
+
+async def test_a_failure_to_tune_is_a_trouble(rank, warmable):
+    async with rank(Shelf()) as warming:
+        await warming.wanted(warmable)
+        await warming.made(warmable, Tuned(failure="no nvcc"))
+        line = "tables: tuning failed, engines use defaults: no nvcc"
+        assert warming.told() == warming.troubles() == (line,)
+
+
+async def test_a_store_that_takes_nothing_is_told(rank, warmable, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "PUBLISH_S", 0.2)
+    done, hangs = threading.Event(), threading.Event()
+    shelf = Shelf(act=lambda: hangs.is_set() and done.wait(20))
+    async with rank(shelf) as warming, anyio.create_task_group() as tasks:
+        await warming.wanted(warmable)
+        put(tmp_path / "root", TABLE, TABLE)
+        hangs.set()
+        tasks.start_soon(warming.work)
+        await warming.made(warmable, Tuned(entries=1))
+        await told(warming, "took more than")
+        tasks.cancel_scope.cancel()
+        done.set()
+
+
+async def test_the_next_life_gives_the_tables_to_others(rank, warmable, tmp_path):
+    async with rank() as warming:
+        await warming.wanted(warmable)
+        warming.loaded("0a" * 16)
+    put(tmp_path / "root", TABLE, TABLE)
+    fields = {"config_hash": HASH, "dp_rank": 0, "rank": 1}
+    async with rank() as again:
+        (kind,) = again.kinds()
+        assert kind.resolve(fields) is None
+        again.adopted("0a" * 16)
+        assert str(NAMES[1]).encode() in kind.resolve(fields)
+        assert again.told() == (f"tables: as before, below {tmp_path / 'root'}",)
+        assert list(again.tables_of(HASH)) == [str(name) for name in NAMES]
+        assert again.tables_of("00" * 32) == {}
+
+
+@pytest.mark.parametrize("content", [None, b"", b"noise", b'{"generation": "0a"}', b"[" * 9000])
+async def test_a_record_that_is_none_is_nothing(rank, tmp_path, content):
+    if content is not None:
+        (tmp_path / "warmup.json").write_bytes(content)
+    async with rank() as warming:
+        warming.adopted("0a" * 16)
+        assert warming.told() == ()
+
+
+async def test_tables_of_other_weights_are_not_taken_for_these(rank, warmable):
+    async with rank() as warming:
+        await warming.wanted(warmable)
+        warming.loaded("0a" * 16)
+    async with rank() as again:
+        again.adopted("0b" * 16)
+        assert again.tables_of(HASH) == {}
+
+
+async def test_peers_are_answered_from_the_stores_where_the_disk_has_none(rank, warmable):
+    async with rank(Shelf({NAMES[0]: TABLE})) as warming:
+        await warming.wanted(warmable)
+        (kind,) = warming.kinds()
+        fields = {"config_hash": HASH, "dp_rank": 0, "rank": 0}
+        assert str(NAMES[0]).encode() in await anyio.to_thread.run_sync(kind.resolve, fields)
+        assert list(warming.tables_of(HASH)) == [str(NAMES[0])]
+
+
+async def test_stores_that_cannot_be_used_end_a_start_and_no_adoption(tmp_path):
+    def stores():
+        raise ConfigError("there is no store 'fil'")
+
+    warming = Warming(tmp_path / "warmup.json", stores=stores)
+    with pytest.raises(ConfigError):
+        await warming.open()
+    with anyio.move_on_after(0.3):
+        await warming.work()
+    assert warming.told() == ("tables: shared stores: there is no store 'fil'",)
+    warming.close()
