@@ -22,6 +22,9 @@ VLLM := tests/engines/vllm
 VLLM_RUN := $(VLLM_VENV)/bin/python
 VLLM_PACKAGES := $(VLLM_VENV)/.packages
 VLLM_INSTALLED := $(VLLM_VENV)/.installed
+# A vLLM that seeds from daemon to daemon: four of its files, read without the rest.
+VLLM_PEER := $(VLLM_VENV)/peer
+VLLM_PEER_VERSION := 0.33.0
 VLLM_BUILD := 0.32.0+cpu
 VLLM_TORCH_BUILD := 2.13.0+cpu
 
@@ -37,8 +40,9 @@ help: ## say what there is to make
 demo: $(INSTALLED) ## weights that outlive engine and daemon, shown on a real model
 	$(RUN) -m bench.demo.run
 
-test: $(INSTALLED) $(if $(VLLM_VENV),$(VLLM_INSTALLED)) ## all linters and all tests
-	PRELOADD_TEST_VLLM_VENV='$(VLLM_VENV)' $(RUN) -m pytest
+test: $(INSTALLED) $(if $(VLLM_VENV),$(VLLM_INSTALLED) $(VLLM_PEER)) ## all linters and all tests
+	PRELOADD_TEST_VLLM_VENV='$(VLLM_VENV)' PRELOADD_TEST_VLLM_SEEDING='$(if $(VLLM_VENV),$(abspath $(VLLM_PEER)))' \
+	  $(RUN) -m pytest
 
 test-unit: $(INSTALLED) ## the unit tests alone
 	$(RUN) -m pytest tests/unit
@@ -80,6 +84,14 @@ $(VLLM_PACKAGES): $(VLLM)/constraints.txt
 	\nor leave out the tests that need a vLLM:\n  make test VLLM_VENV=""")'
 	@$(VLLM_RUN) $(PIP_INSTALL) --no-deps -r $<
 	@touch $@
+
+$(VLLM_PEER): $(VLLM_PACKAGES)
+	@echo 'fetching vLLM $(VLLM_PEER_VERSION), 340 MB, for four of its files' >&2
+	@rm -rf $@.new && mkdir -p $@.new/wheel
+	@$(VLLM_RUN) -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: \
+	  --dest $@.new/wheel vllm==$(VLLM_PEER_VERSION)
+	@$(VLLM_RUN) -m tests.engines.vllm_seeding_files $@.new/wheel/*.whl $@.new
+	@rm -rf $@.new/wheel $@ && mv $@.new $@
 
 # The command `vllm` asks for the version of a distribution of that name, which the build for the CPU
 # does not have; so it gets one without files. preloadd must be installed, not only on the path: vLLM

@@ -27,6 +27,7 @@ from preloadd.config.strict import (
     MaybeText,
     Name,
     Pause,
+    Seconds,
     Strict,
     Text,
     Texts,
@@ -123,6 +124,7 @@ class Warmup(Strict):
     flashinfer_autotune: bool = True
     stores: Texts = ()
     trust_bundles: bool = False
+    deadline_s: Seconds = 900.0
 
 
 class Restart(Strict):

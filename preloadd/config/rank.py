@@ -80,6 +80,7 @@ def rank_settings(
             autotune=group.warmup.flashinfer_autotune,
             stores=group.warmup.stores,
             trust_bundles=group.warmup.trust_bundles,
+            deadline=group.warmup.deadline_s,
         ),
         seeding=seeding(group.seed, node, instance, tokens=host.state_dir),
     )

@@ -124,6 +124,7 @@ class RunOptions(Spread):
     seed_timeout: Seconds = _SEED.within_s
     disable_flashinfer_autotune: bool = False
     trust_bundles: bool = False
+    warmup_timeout: Seconds = Warmup().deadline
     warmup_cache_stores: Annotated[tuple[_Text, ...], BeforeValidator(_split)] = ()
     no_draft: bool = False
     restart_ranks: bool = False
@@ -313,6 +314,7 @@ def rank_settings(
                 autotune=not options.disable_flashinfer_autotune,
                 stores=options.warmup_cache_stores,
                 trust_bundles=options.trust_bundles,
+                deadline=options.warmup_timeout,
             ),
             seeding=seeding(options.seed, node, instance),
         )

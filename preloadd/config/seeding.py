@@ -80,10 +80,11 @@ def _end(name: str, host: str, port: int | None, what: str) -> Iterator[Fault]:
 
 def _idle(seed: Seed) -> Iterator[Fault]:
     """What is said, and would have no effect."""
-    if seed.weights and not seed.source_host and seed.source_port is None:
-        yield Fault("seed_weights", "there is no source to fetch weights from: give its host, too")
+    if seed.weights and not seed.wanted and seed.ports == (None, None):
+        text = "there is nobody to give weights to, or to fetch them from: give a host, too"
+        yield Fault("seed_weights", text)
     if seed.weights and seed.tls is not None:
-        text = "weights are not fetched with TLS: leave out the one or the other"
+        text = "weights do not go over TLS: leave out the one or the other"
         yield Fault("seed_weights", text)
     if seed.wanted or seed.ports != (None, None):
         return

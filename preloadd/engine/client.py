@@ -44,6 +44,9 @@ from preloadd.transport.blocking import Client, connect
 log = logging.getLogger(__name__)
 
 RETRY_S = 0.5
+WARMUP_S = 30.0
+"""Seconds that a daemon may take to find what an engine is to warm up with."""
+
 _WORTH_WAITING = frozenset(
     {
         *(m.Reason.STARTING, m.Reason.LOADING, m.Reason.INCOMPLETE),
@@ -131,7 +134,8 @@ class Attachment:
             return {}
         with self._line.connect() as client, ExitStack() as received:
             asked = m.WarmupAsked(kind=kind, config_hash=config_hash)
-            reply, fds = client.call(asked, timeout=self._line.timeout)
+            # A bundle is packed meanwhile, for one engine after the other.
+            reply, fds = client.call(asked, timeout=max(self._line.timeout, WARMUP_S))
             received.callback(_close, fds)
             if not isinstance(reply, m.WarmupTold):
                 raise _not_granted(reply)

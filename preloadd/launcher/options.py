@@ -306,7 +306,8 @@ SeedWeights = Annotated[
         "seed_weights",
         WARMUP,
         None,
-        "Fetch weights from there as well, where that is faster than the disk.",
+        "Give weights as well to those that ask, in clear; and fetch them, where that is faster "
+        "than the disk.",
     ),
 ]
 SeedToken = Annotated[
@@ -365,6 +366,16 @@ TrustBundles = Annotated[
         None,
         "Give what vLLM compiles for these weights to the stores, and install what the source gave "
         "them. It is code: whoever writes the stores is trusted with that.",
+    ),
+]
+WarmupTimeout = Annotated[
+    Text,
+    option(
+        "warmup_timeout",
+        WARMUP,
+        "SECONDS",
+        "How long all of warm-up may take after the weights are loaded; then they are served as "
+        "they are. Default: 900.",
     ),
 ]
 DisableFlashinferAutotune = Annotated[
@@ -468,6 +479,7 @@ class Options:
     seed_tls_ca: SeedTlsCa = None
     warmup_cache_stores: WarmupCacheStores = None
     trust_bundles: TrustBundles = False
+    warmup_timeout: WarmupTimeout = None
     disable_flashinfer_autotune: DisableFlashinferAutotune = False
     weight_cache_health_host: HealthHost = None
     weight_cache_health_port: HealthPort = None

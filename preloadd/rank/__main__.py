@@ -104,7 +104,8 @@ def _serve(given: Orders, parked: dict[str, list[OwnedFd]], passed: Sequence[str
         kinds = [*warming.kinds(), *([bundling.kind] if bundling is not None else [])]
         giver = _giver(settings, loader, ends)
         kinds = [*kinds, giver.kind] if giver else kinds
-        takes = settings.seeding is not None and settings.seeding.weights
+        seeding = settings.seeding
+        takes = seeding is not None and seeding.source is not None and seeding.weights
         notifier = Notifier(os.environ)
         daemon = Daemon(
             settings,
@@ -198,9 +199,9 @@ def _ends(settings: RankSettings, passed: Sequence[str], *, kept: bool) -> Excha
 
 
 def _giver(settings: RankSettings, loader: Loader, ends: Exchange | None) -> Giver | None:
-    """What gives weights to others; None where nobody is answered, or only with TLS."""
+    """What gives weights to others; None where that is not asked for, or nobody is answered."""
     seeding = settings.seeding
-    if ends is None or seeding is None or seeding.listen is None or seeding.tls is not None:
+    if ends is None or seeding is None or seeding.listen is None or not seeding.weights:
         return None
     from preloadd.rank.seeding.giving import Giving
 

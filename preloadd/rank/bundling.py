@@ -56,8 +56,9 @@ class Fetch(Protocol):
 class Bundling:
     """What the first rank of a group does about what its engines compile; `work` beside serving.
 
-    Only if it is `trusted`, code goes to others or comes from them. `stores` are borrowed, None
-    while there are none; `within` seconds are all there is for a peer; `wall` is for people.
+    `settled` is set once others can be answered what there was at first. Only if it is `trusted`,
+    code goes to others or comes from them. `stores` are borrowed, None while there are none;
+    `within` seconds are all there is for a peer; `wall` is for people.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class Bundling:
         wall: Callable[[], float],
     ) -> None:
         self.kind = CompileKind()
+        self.settled = anyio.Event()
         self._trusted = trusted
         self._stores = stores
         self._fetch = fetch
@@ -125,12 +127,13 @@ class Bundling:
         """Give what was made to the stores, and look at times whether engines use what was
         installed, for as long as the daemon lives."""
         while True:
-            with anyio.move_on_after(_LOOK_S):
-                await self._due.wait()
             if self._due.is_set():
                 self._due = anyio.Event()
                 await self._give()
+            self.settled.set()
             await self._look()
+            with anyio.move_on_after(_LOOK_S):
+                await self._due.wait()
 
     def answer_of(self, config_hash: str) -> Mapping[str, bytes]:
         """For engines on this host, which may keep compiled code elsewhere: what a source answers
@@ -188,18 +191,22 @@ class Bundling:
         folders = self._folders or await self._done(partial(recalled, root, told.identity)) or ()
         if not folders:
             return
+        if self._trusted and stores is not None:
+            publish = partial(
+                exchange.publish, root, folders, told.identity, stores, now=self._wall()
+            )
+            given = await self._done(publish)
+            if isinstance(given, Bundle):
+                self.kind.offer(told.config_hash, given)
+                self._bundle = given
+                self._given = f"compiled code: given to others, {given.nbytes / 2**20:.1f} MiB"
+                log.info("%s", self._given)
+                return
+            if given is not None:
+                self._given = f"compiled code: not given to others: {given.why}"[:_MAX_TOLD]
+                log.warning("%s", self._given)
         remember = partial(exchange.remembered, root, folders, told.identity, now=self._wall())
         self._bundle = await self._done(remember)
-        if not self._trusted or stores is None:
-            return
-        publish = partial(exchange.publish, root, folders, told.identity, stores, now=self._wall())
-        given = await self._done(publish)
-        if isinstance(given, Bundle):
-            self.kind.offer(told.config_hash, given)
-            self._given = f"compiled code: given to others, {given.nbytes / 2**20:.1f} MiB"
-        elif given is not None:
-            self._given = f"compiled code: not given to others: {given.why}"[:_MAX_TOLD]
-        log.info("%s", self._given)
 
     async def _look(self) -> None:
         if self._told is None or not self._installed or self._unused:

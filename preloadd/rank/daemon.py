@@ -136,15 +136,15 @@ class Daemon:
             await self._bring_up(parked)
             if self._warming is not None:
                 tasks.start_soon(self._warming.work)
-            if self._bundling is not None:
-                tasks.start_soon(self._bundling.work)
             if self._giver is not None:
                 tasks.start_soon(self._giver.work)
-            if self._seeder is not None:
-                tasks.start_soon(self._seeder.serve)
             if reserved is not None:
                 tasks.start_soon(self._serve, self._bind(reserved))
             await self._warmed_up()
+            if self._bundling is not None:
+                tasks.start_soon(self._bundling.work)
+            if self._seeder is not None:
+                tasks.start_soon(self._seed, self._seeder)
             await self._parking.ready()
             self._settled.set()
             await self._reload_when_asked()
@@ -198,6 +198,13 @@ class Daemon:
         if self._bundling is not None:
             await self._bundling.rehearsed()
         self._notifier.status(f"serving {self._settings.model.name}")
+
+    async def _seed(self, seeder: Answering) -> None:
+        """Answer others from when this rank is warm: until then they try again, and a rank that has
+        nothing yet would have them do without."""
+        if self._bundling is not None:
+            await self._bundling.settled.wait()
+        await seeder.serve()
 
     async def _is_warm(self) -> bool:
         """Whether engines find all that one of this rank's own would make: tables and compiled

@@ -38,6 +38,7 @@ from preloadd.protocol.messages import (
     Warmable,
 )
 from preloadd.protocol.peering import PEER
+from preloadd.rank.ending import stop
 from preloadd.rank.generation import Generation
 from preloadd.transport.aio import Link
 
@@ -48,8 +49,7 @@ T = TypeVar("T")
 _EXIT_S = 10.0
 """Seconds that a loader which has handed over everything may take to exit."""
 
-_GONE_S = 5.0
-_POLL_S = 0.01
+_TELL_EVERY_S = 5.0
 
 OnProgress = Callable[[Progress], None]
 Agree = Callable[[Mapping[str, str]], Awaitable[None]]
@@ -198,8 +198,11 @@ class Loader:
         if not warmable.tunes:
             await wanted()
             return
-        on_progress(Progress(phase=WARMING))
-        if (answer := await _while_silent(link, wanted)) is not None:
+        async with anyio.create_task_group() as telling:
+            telling.start_soon(tell_on, on_progress, Progress(phase=WARMING))
+            answer = await _while_silent(link, wanted)
+            telling.cancel_scope.cancel()
+        if answer is not None:
             receiver.tune(wanted=answer)
             with suppress(OSError):
                 await link.send(codec.encode(Tune(wanted=answer)))
@@ -285,6 +288,13 @@ async def _cancel_when_readable(link: Link, waiting: anyio.CancelScope) -> None:
     waiting.cancel()
 
 
+async def tell_on(on_progress: OnProgress, progress: Progress) -> None:
+    """Tell it again and again, so that the service manager waits."""
+    while True:
+        on_progress(progress)
+        await anyio.sleep(_TELL_EVERY_S)
+
+
 async def _ended(child: Child, grace: float) -> None:
     """Give a loader that has said everything the time to exit by itself."""
     with anyio.move_on_after(grace):
@@ -296,18 +306,7 @@ async def _stop(child: Child, grace: float) -> int:
 
     LoaderFailed if something of its group does not go away: it could still write.
     """
-    if child.poll() is None:
-        child.signal(signal.SIGTERM)
-        with anyio.move_on_after(grace):
-            await anyio.wait_readable(child)
-        child.kill_group()
-        # Without a deadline: a process that waits for a broken disk cannot be killed, but the loop
-        # must turn meanwhile.
-        await anyio.wait_readable(child)
-    status = child.wait()
-    with anyio.move_on_after(_GONE_S):
-        while not child.group_gone():  # noqa: ASYNC110 - nothing tells of the end of a group
-            await anyio.sleep(_POLL_S)
+    status = await stop(child, grace)
     if not child.group_gone():
         raise LoaderFailed(f"what the loader started still lives (group {child.pid})", status or 1)
     return status

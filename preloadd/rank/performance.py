@@ -102,7 +102,8 @@ class Performance:
                 why = await self._hear(child, link, said)
             if over.cancelled_caught:
                 why = (
-                    f"it took longer than {self.within:.0f} s ({self.phase}): raise warmup.deadline"
+                    f"it took longer than {self.within:.0f} s ({self.phase}): raise "
+                    "warmup.deadline_s, or --warmup-timeout"
                 )
         finally:
             with anyio.CancelScope(shield=True):

@@ -26,6 +26,7 @@ from preloadd.rank.caches import Caches, Listing
 from preloadd.rank.device import with_all
 from preloadd.rank.fellows import Fellows
 from preloadd.rank.gate import Gate
+from preloadd.rank.loading import tell_on
 from preloadd.rank.performance import OnProgress, Performance, cancel_at_the_end
 from preloadd.rank.service import Service
 
@@ -37,6 +38,7 @@ _LEFT_S = 2.0
 _POLL_S = 0.01
 _TELL_EVERY_S = 5.0
 _SPECULATION = "--speculative-config"
+_LOOKING = Progress(phase="looking for what others have warmed up")
 _WAITING = Progress(phase="waiting for the other ranks to warm up with")
 
 
@@ -182,12 +184,25 @@ class WarmUp:
         gate, self._gate = self._gate, None
         if self._rehearsal is None or gate is None:
             return None
+        started = anyio.current_time()
+        within = self._settings.warmup.deadline
         try:
-            if await needless():
+            looked = await _looked(needless, gate, on_progress, within)
+            if looked:
                 return None
-            self._last = await rehearse(
-                self._rehearsal, self._settings, self._service, gate, self._fellows, on_progress
-            )
+            if looked is None:
+                late = f"looking for what is there took longer than {within:g} s"
+                self._last = _rehearsed(gate, late, started)
+            else:
+                self._last = await rehearse(
+                    self._rehearsal,
+                    self._settings,
+                    self._service,
+                    gate,
+                    self._fellows,
+                    on_progress,
+                    within=started + within - anyio.current_time(),
+                )
         finally:
             self._service.open_gate()
         return self._last
@@ -208,13 +223,14 @@ async def rehearse(
     gate: Gate,
     fellows: Fellows,
     on_progress: OnProgress = lambda _: None,
+    *,
+    within: float,
 ) -> Rehearsed:
     """Rehearse once all ranks of the group serve, and open the gate, whatever comes.
 
-    `settings.warmup.deadline` seconds are all there is for both.
+    `within` seconds are all there is for both.
     """
     started = anyio.current_time()
-    within = settings.warmup.deadline
     try:
         if await _whole(fellows, gate, within, on_progress):
             left = started + within - anyio.current_time()
@@ -229,6 +245,20 @@ async def rehearse(
         service.open_gate()
     log.log(logging.WARNING if rehearsed.why else logging.INFO, "%s", rehearsed)
     return rehearsed
+
+
+async def _looked(
+    needless: Callable[[], Awaitable[bool]], gate: Gate, on_progress: OnProgress, within: float
+) -> bool | None:
+    """Whether a rehearsal is `needless`; None if that is not known in time, or nobody may wait."""
+    found: bool | None = None
+    with anyio.move_on_after(within):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(cancel_at_the_end, gate, tasks.cancel_scope)
+            tasks.start_soon(tell_on, on_progress, _LOOKING)
+            found = await needless()
+            tasks.cancel_scope.cancel()
+    return found
 
 
 async def _whole(fellows: Fellows, gate: Gate, within: float, on_progress: OnProgress) -> bool:

@@ -405,7 +405,7 @@ class Service:
             role=instance.role.value,
             pid=os.getpid(),
             version=__version__,
-            state=self.state,
+            state=self._state_told,
             detail="; ".join(filter(None, self._remarks())),
             model=self.settings.model.name,
             backend=self.settings.model.memory.value,
@@ -438,6 +438,12 @@ class Service:
             counters=told.counters
             | {f"generation_{name}": value for name, value in manifest.counters.items()},
         )
+
+    @property
+    def _state_told(self) -> State:
+        """While it warms up, nobody gets the weights: to people that is no serving."""
+        warming = self._gate is not None and self.state is State.SERVING
+        return State.LOADING if warming else self.state
 
     def _remarks(self) -> tuple[str, ...]:
         return self._detail, self._warming, *self._warnings, *self.troubles()

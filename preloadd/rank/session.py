@@ -32,6 +32,7 @@ _OPEN_S = 15.0
 """Seconds that a release waits for another rank to end a warm-up."""
 
 _POLL_S = 0.01
+_FINDERS = 2
 
 _TELL_S = 1.0
 """Seconds that a watcher may take to make room for a change of state, or it is hung up on."""
@@ -58,6 +59,8 @@ class Desk:
         self._policy = policy
         self._fellows = fellows
         self._warm = warm
+        # Of bundles several at once would be much memory, and all of this process's threads.
+        self._finders = anyio.CapacityLimiter(_FINDERS)
 
     async def serve(self, session: Session) -> None:
         """Answer one client until it leaves; it may come with a lease from an earlier daemon.
@@ -190,7 +193,9 @@ class Desk:
         found: dict[str, OwnedFd] = {}
         if (find := self._warm.get(asked.kind)) and is_config_hash(asked.config_hash):
             try:
-                found = await anyio.to_thread.run_sync(_sealed, find, asked.config_hash)
+                found = await anyio.to_thread.run_sync(
+                    _sealed, find, asked.config_hash, limiter=self._finders
+                )
             except (PreloadError, OSError) as error:
                 log.warning("what there is of %s cannot be handed over: %s", asked.kind, error)
         fds = list(found.values())

@@ -38,6 +38,7 @@ PUBLISH_S = 30.0
 RECORD = "warmup.json"
 """Name of the file beside a rank's socket from which its next life knows where its tables are."""
 
+_SWITCHED_OFF = "tables: not tuned, which is switched off"
 _MAX_TOLD = 500
 
 
@@ -79,7 +80,7 @@ class Warming:
         self._fetch = fetch
         self._within = within
         self._warmable: Warmable | None = None
-        self._line = "" if enabled else "tables: not tuned, which is switched off"
+        self._line = "" if enabled else _SWITCHED_OFF
         self._bad = False
         self._notes: list[str] = []
         self._published = ""
@@ -113,7 +114,7 @@ class Warming:
         """Whether the loader is to tune: it can, and its table is nowhere else to be had."""
         self._begin(warmable)
         if not warmable.tunes:
-            if warmable.why_not:
+            if warmable.why_not and self._enabled:
                 self._say(f"tables: not tuned: {warmable.why_not}")
             return False
         place = self._place(warmable)
@@ -123,6 +124,8 @@ class Warming:
         """Whether tables for all ranks are there, or were fetched just now: what a rank asks whose
         loader does not tune, before it has somebody else do it. True as well where none can be put
         in their place."""
+        if not self._enabled:
+            return True
         warmable = self._warmable
         if warmable is None or not warmable.root:
             return False
@@ -151,7 +154,7 @@ class Warming:
 
     async def rehearsed(self) -> None:
         """Tell which tables an engine has left, and have the stores get them, all or none."""
-        warmable = self._warmable
+        warmable = self._warmable if self._enabled else None
         if warmable is None or not warmable.root or (place := self._place(warmable)) is None:
             return
         try:
@@ -348,7 +351,7 @@ class Warming:
 
     def _begin(self, warmable: Warmable) -> None:
         self._warmable, self._notes, self._published = warmable, [], ""
-        self._line, self._bad = "", False
+        self._line, self._bad = "" if self._enabled else _SWITCHED_OFF, False
 
     def _say(self, line: str, *, good: bool = True) -> None:
         self._line, self._bad = one_line(line)[:_MAX_TOLD], not good

@@ -48,7 +48,7 @@ _RANK_METRICS = (
     Of("preloadd_rank_up", "Whether the rank answers.", lambda r: r.contact is Contact.ANSWERED),
     Of(
         "preloadd_rank_warning",
-        "Whether the rank serves and warns that its weights are at risk.",
+        "Whether the rank serves with a warning, of which `detail` in /v1/ranks tells.",
         _if_answered(lambda r: bool(r.warning)),
     ),
     Of(

@@ -54,7 +54,7 @@ def slow_disk(tmp_path):
 
 @pytest.fixture
 def source(manage, model, place, tokens):
-    seeding = Seeding(listen=place, token_file=tokens)
+    seeding = Seeding(listen=place, token_file=tokens, weights=True)
     made = manage(model, chunk_bytes=1 << 16, rank={"seeding": seeding})
     made.start()
     made.ready()

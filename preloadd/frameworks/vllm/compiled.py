@@ -32,8 +32,7 @@ def compile_identity(
 ) -> CompileIdentity:
     """That of engines with this configuration, in this environment, on this hardware.
 
-    `config_hash` is vLLM's of 64 digits, `ranks` are (rank, data-parallel rank) of those that
-    compile into one cache root: the group's on this host.
+    `config_hash` is vLLM's of 64 digits, `ranks` are (data-parallel rank, rank) of the whole world.
     """
     model = config.model_config
     return CompileIdentity(

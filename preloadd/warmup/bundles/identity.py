@@ -24,7 +24,7 @@ class CompileIdentity:
 
     `config_hash` is vLLM's, as for tables; `architecture` of the GPU (`90a`), or the instruction
     sets of the processor; `environment` the variables that vLLM compiles by; `engine_args` in
-    canonical form. `ranks` are (rank, data-parallel rank) of those that made it. `cache_root` and
+    canonical form. `ranks` are (data-parallel rank, rank) of the whole world. `cache_root` and
     `site_packages` are absolute paths: what was compiled names files in both.
     """
 

@@ -9,7 +9,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from preloadd.errors import InsecurePath
@@ -73,9 +73,15 @@ def entries(root: Path) -> tuple[Entry, ...]:
 
 
 def remember(root: Path, entry: Entry) -> None:
-    """Have it among the `entries`. InsecurePath, OSError."""
+    """Have it among the `entries`. InsecurePath, OSError.
+
+    One that was installed stays so, although it is packed here as well, to be given on.
+    """
     with locked_folder(root) as folder:
-        known = [one for one in entries(root) if one.sha256 != entry.sha256]
+        there = entries(root)
+        if any(one.sha256 == entry.sha256 and not one.made for one in there):
+            entry = replace(entry, made=False)
+        known = [one for one in there if one.sha256 != entry.sha256]
         write_private(folder, NAME, _rendered([entry, *known][:MAX_ENTRIES]))
 
 

@@ -91,7 +91,12 @@ class Rehearsing:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._look)
             self.done = await rehearse(
-                rehearsal, first.settings, first.service, self._gate, first.fellows
+                rehearsal,
+                first.settings,
+                first.service,
+                self._gate,
+                first.fellows,
+                within=first.settings.warmup.deadline,
             )
             tasks.cancel_scope.cancel()
         print(self.done, self.done.made)

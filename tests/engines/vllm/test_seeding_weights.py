@@ -53,7 +53,13 @@ def test_weights_of_a_peer_say_what_the_peers_say(zoo, daemon, slow_disk, place,
     token.write_text("plt_" + "a-token" * 6)
     token.chmod(0o600)
     where = ("--seed-token-file", os.fspath(token))
-    listen = ("--seed-listen-host", place.host, "--seed-listen-port", str(place.port))
+    listen = (
+        "--seed-listen-host",
+        place.host,
+        "--seed-listen-port",
+        str(place.port),
+        "--seed-weights",
+    )
     ask = ("--seed-source-host", place.host, "--seed-source-port", str(place.port))
     source = daemon(model, *where, *listen)
     source.serving("CPU-0")

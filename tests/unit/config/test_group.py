@@ -142,7 +142,7 @@ def test_everything_that_can_be_said():
         ("[seed]\nsource_port = 1", "seed.source_host", "with the port (the source, as"),
         ('[seed]\ntoken_file = "x"', "seed.token_file", "no absolute path"),
         ('[seed]\ntoken_file = "/x"', "seed.token_file", "no host to listen on or ask (give one"),
-        ("[seed]\nweights = true", "seed.weights", "no source to fetch weights from (give its"),
+        ("[seed]\nweights = true", "seed.weights", "nobody to give weights to, or to fetch"),
         ("[seed]\nwithin_s = 0", "seed.within_s", "more than 0"),
         (
             '[seed]\nsource_host = "n"\nsource_port = 1\ntls_key = "/k"',

@@ -105,12 +105,15 @@ def test_one_end_is_enough(tmp_path):
         ),
         ({"seed_token_file": "/t"}, "--seed-token-file: is for seeding, but there is no host to"),
         ({"seed_tls_ca": "/t"}, "--seed-tls-ca: is for seeding, but there is no host to listen on"),
-        ({"seed_weights": True}, "--seed-weights: there is no source to fetch weights from: give"),
+        (
+            {"seed_weights": True},
+            "--seed-weights: there is nobody to give weights to, or to fetch them from: give a",
+        ),
         ({**BOTH, "seed_tls_key": "/k"}, "--seed-tls-key: is the key of no certificate: give that"),
         ({**BOTH, "seed_tls_ca": "/a"}, "--seed-tls-cert: must be given where others connect with"),
         (
             {**BOTH, "seed_tls_cert": "/c", "seed_weights": True},
-            "--seed-weights: weights are not fetched with TLS: leave out the one or the other",
+            "--seed-weights: weights do not go over TLS: leave out the one or the other",
         ),
         ({**BOTH, "seed_timeout": "0"}, "--seed-timeout: Input should be greater than 0"),
     ],

@@ -218,7 +218,7 @@ def service(group):
 @pytest.mark.parametrize("script", ["say('done')", "sys.exit(1)"])
 async def test_the_gate_is_open_afterwards_however_it_went(scripted, group, service, script):
     gate = service.close_gate()
-    done = await rehearse(scripted(script), group, service, gate, Fellows({}))
+    done = await rehearse(scripted(script), group, service, gate, Fellows({}), within=20.0)
     assert (done.outcome is Outcome.DONE) == ("done" in script)
     with anyio.fail_after(1):
         await gate.opened()
@@ -229,9 +229,8 @@ async def test_ranks_that_do_not_come_are_not_waited_for_for_ever(
     scripted, group, service, socket_dir
 ):
     fellows = Fellows({"CPU-1": socket_dir / "nobody.sock"})
-    short = replace(group, warmup=Warmup(deadline=0.2))
     gate = service.close_gate()
-    done = await rehearse(scripted("say('done')"), short, service, gate, fellows)
+    done = await rehearse(scripted("say('done')"), group, service, gate, fellows, within=0.2)
     assert (done.outcome, done.why) == (Outcome.FAILED, "these ranks do not serve: CPU-1")
     await gate.opened()
 
@@ -241,7 +240,8 @@ async def test_nothing_is_started_where_the_gate_is_to_be_opened_already(
 ):
     gate = service.close_gate()
     gate.end("a release")
-    done = await rehearse(scripted(f"{GRANDCHILD}\nsay('done')"), group, service, gate, Fellows({}))
+    script = scripted(f"{GRANDCHILD}\nsay('done')")
+    done = await rehearse(script, group, service, gate, Fellows({}), within=20.0)
     assert (done.outcome, done.why, pids.exists()) == (Outcome.ENDED, "a release", False)
 
 
@@ -335,3 +335,26 @@ def test_an_engine_sees_the_devices_of_all_ranks_in_their_order(group):
 def test_people_read_what_became_of_it():
     done = Rehearsed(Outcome.FAILED, 1.25, "a reason")
     assert str(done) == "the warm-up failed in 1.2 s, and the first engine does it: a reason"
+
+
+async def test_what_is_looked_for_takes_no_longer_than_warm_up_may(scripted, group, service):
+    short = replace(group, warmup=replace(group.warmup, deadline=0.2))
+    warm_up, told = WarmUp(scripted("say('done')"), short, service, Fellows({})), []
+    warm_up.begin()
+    rehearsed = await warm_up.finish(anyio.sleep_forever, told.append)
+    assert rehearsed.outcome is Outcome.FAILED
+    assert "took longer than 0.2 s" in warm_up.told()[0]
+    assert told
+    assert service.changed()[0].warming == ""
+
+
+async def test_whoever_cannot_wait_ends_the_looking_as_well(scripted, group, service):
+    warm_up = WarmUp(scripted("say('done')"), group, service, Fellows({}))
+    warm_up.begin()
+
+    async def ended():
+        service.end_warmup("a release")
+        await anyio.sleep_forever()
+
+    rehearsed = await warm_up.finish(ended, lambda _: None)
+    assert (rehearsed.outcome, rehearsed.why) == (Outcome.ENDED, "a release")
