@@ -6,6 +6,7 @@ Each command imports what it needs: doctor has to run where nothing is installed
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -198,7 +199,10 @@ def keep_token(options: argparse.Namespace, world: World) -> int:
 
 
 def _lifetime(options: argparse.Namespace) -> float | None:
-    """How long a new token is valid; None for ever. One that has expired is of no use to anyone."""
+    """How long a new token is to be valid; None if that was not said, infinite for ever. One that
+    has expired is of no use to anyone."""
+    if options.expires == "never":
+        return math.inf
     return None if options.expires is None else seconds(options.expires, "--expires", least=1.0)
 
 
@@ -236,8 +240,10 @@ def _add_tokens(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         _add(commands, "create", create_token, "make a token and show its secret, this once"),
         _add(commands, "rotate", rotate_token, "make a new secret in the place of the old one"),
     ]
-    for one in made:
-        one.add_argument("--expires", metavar="TIME", help="such as 90d or 12h; default: never")
+    usual = ("never", "as long after now as the old one had in all")
+    for one, default in zip(made, usual, strict=True):
+        text = f"such as 90d or 12h, or never; default: {default}"
+        one.add_argument("--expires", metavar="TIME", help=text)
     made[1].add_argument(
         "--overlap", metavar="TIME", default="1d", help="how long the old one stays valid: 1d"
     )

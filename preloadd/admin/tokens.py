@@ -7,6 +7,7 @@ which every user of the host can read.
 from __future__ import annotations
 
 import json
+import math
 import os
 import pwd
 import secrets
@@ -46,20 +47,26 @@ def create(folder: Path, name: str, *, now: float, lasts: float | None) -> str:
             )
         return (*kept, fresh)
 
-    secret, fresh = _fresh(name, now, lasts)
+    secret = _secret()
+    fresh = _hashed(name, secret, now, lasts)
     change_tokens(folder, add)
     return secret
 
 
 def rotate(folder: Path, name: str, *, now: float, lasts: float | None, overlap: float) -> str:
-    """The secret that replaces that of `name`, which stays valid for another `overlap` seconds."""
+    """The secret that replaces that of `name`, which stays valid for another `overlap` seconds.
+
+    It is valid for as long as the old one was, or for `lasts` seconds; math.inf is for ever.
+    """
 
     def replaced(tokens: tuple[Token, ...]) -> tuple[Token, ...]:
         kept = unexpired(tokens, now)
         _require(kept, name)
+        newest = sorted((one for one in kept if one.name == name), key=lambda one: one.created)[-1]
+        fresh = _hashed(name, secret, now, _lifetime(newest) if lasts is None else lasts)
         return (*unexpired(ending(kept, name, now + overlap), now), fresh)
 
-    secret, fresh = _fresh(name, now, lasts)
+    secret = _secret()
     change_tokens(folder, replaced)
     return secret
 
@@ -136,11 +143,17 @@ def as_json(tokens: Sequence[Token]) -> str:
     return json.dumps({"tokens": told}, indent=2) + "\n"
 
 
-def _fresh(name: str, now: float, lasts: float | None) -> tuple[str, Token]:
-    secret = PREFIX + secrets.token_urlsafe(SECRET_NBYTES)
-    expires = None if lasts is None else now + lasts
-    salt = secrets.token_bytes(SALT_NBYTES)
-    return secret, token(name, secret, salt, now=now, expires=expires)
+def _secret() -> str:
+    return PREFIX + secrets.token_urlsafe(SECRET_NBYTES)
+
+
+def _hashed(name: str, secret: str, now: float, lasts: float | None) -> Token:
+    expires = None if lasts is None or math.isinf(lasts) else now + lasts
+    return token(name, secret, secrets.token_bytes(SALT_NBYTES), now=now, expires=expires)
+
+
+def _lifetime(one: Token) -> float | None:
+    return None if one.expires is None else one.expires - one.created
 
 
 def _require(tokens: Sequence[Token], name: str) -> None:

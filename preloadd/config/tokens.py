@@ -123,6 +123,8 @@ def read_secrets(path: Path, *, open_to_none: bool = True) -> tuple[str, ...]:
         with OwnedFd(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)) as fd:
             _check(path, os.fstat(fd.fileno()), open_to_none=open_to_none)
             raw = os.read(fd.fileno(), MAX_GIVEN_NBYTES + 1)
+    except (FileNotFoundError, NotADirectoryError):
+        raise ConfigError(f"{path}: there is no such file: correct the path") from None
     except OSError as error:
         raise ReadFailed(
             f"{path} could not be read: {error.strerror}. It is to hold the tokens of seeding, and "

@@ -60,6 +60,8 @@ def _fit(received: Mapping[str, bytes], name: TableName, unused: Unused) -> Tabl
     if raw is None:
         raise UnfitTables(f"it has {len(received)} tables, and not that of rank {name.rank}")
     table = parse(raw, str(name))
+    if not table.entries:
+        raise UnfitTables(f"{name} is empty: it has no entry")
     if table.intact is False:
         raise UnfitTables(f"{name} is not as it was tuned: its digest is that of something else")
     if fields := _unused(table, unused):
@@ -72,7 +74,7 @@ def _there(root: Path, config_hash: str, wanted: Sequence[TableName], unused: Un
     found: dict[TableName, Table] = {}
     with suppress(FileNotFoundError):
         for one in folder.tables(root, config_hash):
-            if one.table is not None and not _unused(one.table, unused):
+            if one.table is not None and one.table.entries and not _unused(one.table, unused):
                 found[one.name] = one.table
     used = [found[name].fingerprint for name in wanted if name in found]
     return len(used) == len(wanted) and len(set(used)) == 1

@@ -31,12 +31,12 @@ class Lock(Owner):
         self._fd = fd
 
     @classmethod
-    def take(cls, folder: Path, instance: str) -> Self:
+    def take(cls, folder: Path, instance: str, name: str = FILE_NAME) -> Self:
         """Take the lock of `folder` for `instance`, or AlreadyRunning at once; never waits.
 
         ConfigError, InsecurePath or OutOfDescriptors where no file can be locked.
         """
-        path = folder / FILE_NAME
+        path = folder / name
         try:
             fd = _open(path)
         except OSError as error:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import secrets
 import stat
+import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -14,6 +16,15 @@ from preloadd.errors import InsecurePath
 from preloadd.linux.fds import OwnedFd
 
 MAX_NBYTES = 1 << 20
+
+LOCK = ".preloadd-lock"
+"""In a folder that is changed under a lock: not the folder itself, which whoever may open it could
+lock, and hold for ever."""
+
+LOCK_S = 5.0
+"""Seconds that a lock is waited for, unless the caller knows that others need longer."""
+
+_POLL_S = 0.02
 
 
 def read_private(path: Path, owners: Collection[int]) -> bytes:
@@ -32,8 +43,12 @@ def read_private(path: Path, owners: Collection[int]) -> bytes:
 
 
 @contextmanager
-def locked_folder(path: Path) -> Iterator[OwnedFd]:
-    """`path`, borrowed, while no other process is in here; InsecurePath if others can write it."""
+def locked_folder(path: Path, *, within: float = LOCK_S) -> Iterator[OwnedFd]:
+    """`path`, borrowed, while no other process is in here; InsecurePath if others can write it.
+
+    BlockingIOError, which names it, if another one stays in there for `within` seconds. Its `LOCK`
+    stays in there: `remove_folder` takes that away with it.
+    """
     with OwnedFd(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as folder:
         mode = stat.S_IMODE(os.fstat(folder.fileno()).st_mode)
         if mode & 0o022:
@@ -41,8 +56,20 @@ def locked_folder(path: Path) -> Iterator[OwnedFd]:
                 f"{path} is writable for group or others (mode {mode:04o}), who could replace what "
                 f"is in it: run `chmod go-w {path}`"
             )
-        fcntl.flock(folder.fileno(), fcntl.LOCK_EX)
-        yield folder
+        with _lock(folder, path, within):
+            yield folder
+
+
+def remove_folder(path: Path) -> None:
+    """Remove a folder that has nothing but its lock in it; OSError, as of `rmdir`, for others."""
+    with OwnedFd(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as folder:
+        if _names(folder) == [LOCK]:
+            with _lock(folder, path, LOCK_S):
+                if _names(folder) == [LOCK]:
+                    os.unlink(LOCK, dir_fd=folder.fileno())
+                    path.rmdir()
+                    return
+    path.rmdir()
 
 
 def write_private(folder: OwnedFd, name: str, content: bytes) -> None:
@@ -59,6 +86,57 @@ def replace_file(path: Path, content: bytes) -> None:
     found = path.stat()
     with locked_folder(path.parent) as folder:
         _write(folder, path.name, content, found)
+
+
+def _names(folder: OwnedFd) -> list[str]:
+    return os.listdir(folder.fileno())  # noqa: PTH208 what is open, not what is there by now
+
+
+def _lock(folder: OwnedFd, path: Path, within: float) -> OwnedFd:
+    """The lock of the borrowed `folder`, which is at `path`; free again once it is closed."""
+    until = time.monotonic() + within
+    while True:
+        fd = _lock_file(folder)
+        try:
+            fcntl.flock(fd.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Who had it may have removed it: then others have another one by now.
+            if _is_there(folder, fd):
+                return fd
+        except BlockingIOError:
+            pass
+        except BaseException:
+            fd.close()
+            raise
+        fd.close()
+        if time.monotonic() >= until:
+            why = f"is locked by another process ({LOCK} in it), which was waited for {within:g} s"
+            raise BlockingIOError(errno.EAGAIN, why, str(path))
+        time.sleep(_POLL_S)
+
+
+def _is_there(folder: OwnedFd, fd: OwnedFd) -> bool:
+    with suppress(FileNotFoundError):
+        there = os.stat(LOCK, dir_fd=folder.fileno(), follow_symlinks=False)
+        return os.path.samestat(there, os.fstat(fd.fileno()))
+    return False
+
+
+def _lock_file(folder: OwnedFd) -> OwnedFd:
+    """The file, to be locked; made for the owner of the folder alone if it is not there."""
+    # Written to by nobody, but some network file systems lock only what could be.
+    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    with suppress(FileNotFoundError):
+        return OwnedFd(os.open(LOCK, flags, dir_fd=folder.fileno()))
+    try:
+        made = os.open(LOCK, flags | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder.fileno())
+    except FileExistsError:
+        return OwnedFd(os.open(LOCK, flags, dir_fd=folder.fileno()))
+    fd = OwnedFd(made)
+    os.fchmod(made, 0o600)  # whatever the mask of this process
+    if os.geteuid() == 0:
+        whose = os.fstat(folder.fileno())
+        os.fchown(made, whose.st_uid, whose.st_gid)
+    return fd
 
 
 def _write(

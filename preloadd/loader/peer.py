@@ -8,6 +8,7 @@ the peer, what was filled is freed again, and the weights come from the disk.
 from __future__ import annotations
 
 import logging
+import math
 import socket
 import threading
 import time
@@ -51,6 +52,9 @@ SEEDING = "seeding"
 
 _LEAST_STREAMS = 4
 """One connection brings no more than one of the source's processors sends."""
+
+MANIFEST_S = 10.0
+"""Seconds for the manifest, once there are streams: nothing tells the rank of progress before."""
 
 _LOOK_S = 0.1
 _SLACK_S = 10.0
@@ -146,11 +150,13 @@ class _Asking(Owner):
             within=peer.rule.patience_s(wanted.nbytes, wanted.disk),
         )
         self._given: PeerGiven | None = None
+        self._until = math.inf
         self.streams = Streams(self._more)
 
     def manifest(self) -> Manifest:
-        """The peer's manifest, checked as any is. PeerLost."""
+        """The peer's manifest, checked as any is. PeerLost, also if it does not come soon."""
         self.streams.open()
+        self._until = time.monotonic() + MANIFEST_S
         given = self._given
         if given is None or given.manifest > payload.MAX_NBYTES:
             raise PeerLost("its manifest is larger than any")
@@ -159,7 +165,8 @@ class _Asking(Owner):
             for piece in range(pieces(given.manifest)):
                 start = piece * PIECE
                 with whole[start : start + piece_nbytes(given.manifest, piece)] as window:
-                    self.streams.fetch(MANIFEST, piece, window)
+                    self.streams.fetch(MANIFEST, piece, window, until=self._until)
+        self._until = math.inf
         try:
             manifest = payload.decode(encoded)
         except DamagedManifest as error:
@@ -176,7 +183,8 @@ class _Asking(Owner):
         """Have the rank open streams to the generation that was given first, if any was."""
         try:
             self._link.send(codec.encode(self._asked))
-            packet = self._link.receive(deadline=time.monotonic() + self._asked.within + _SLACK_S)
+            due = time.monotonic() + self._asked.within + _SLACK_S
+            packet = self._link.receive(deadline=min(due, self._until))
             with ExitStack() as undo:
                 undo.callback(packet.close)
                 if packet.eof:

@@ -9,6 +9,7 @@ tells of damage on the way, not of a source that lies.
 from __future__ import annotations
 
 import logging
+import math
 import socket
 import threading
 import time
@@ -99,13 +100,17 @@ class Streams(Owner):
             self._open()
             return len(self._all)
 
-    def fetch(self, chunk: int, piece: int, buffer: memoryview) -> None:
-        """Fill `buffer` with a whole piece, which is exactly as long. PeerLost."""
+    def fetch(
+        self, chunk: int, piece: int, buffer: memoryview, *, until: float = math.inf
+    ) -> None:
+        """Fill `buffer` with a whole piece, which is exactly as long. PeerLost, also where it is
+        not there `until` then, by the monotonic clock."""
         with self._counting(_Piece(chunk, piece, buffer)) as wanted:
             while True:
                 sock = self._take()
                 try:
-                    _receive(sock, wanted)
+                    limit(sock, min(SILENT_S, _left(until)))
+                    _receive(sock, wanted, until)
                 except OSError as error:
                     self._give_up(sock, error)
                     continue
@@ -160,7 +165,6 @@ class Streams(Owner):
             raise PeerLost(f"all streams broke, {ROUNDS} times")
         self._rounds += 1
         for sock in self._more():
-            limit(sock, SILENT_S)
             self._all.add(sock)
             self._idle.append(sock)
         if not self._all:
@@ -194,12 +198,20 @@ class Streams(Owner):
             raise PeerLost(f"{MOST_DAMAGED} pieces came damaged: see the network between the hosts")
 
 
-def _receive(sock: socket.socket, wanted: _Piece) -> None:
+def _left(until: float) -> float:
+    """Seconds until then, more than none, which would stand for ever; PeerLost if it has passed."""
+    left = until - time.monotonic()
+    if left <= 0:
+        raise PeerLost("it sends too slowly")
+    return max(left, 0.001)
+
+
+def _receive(sock: socket.socket, wanted: _Piece, until: float) -> None:
     """Receive what is missing of a piece; OSError if it does not come, with all that did kept."""
     sock.sendall(Place(wanted.chunk, wanted.piece, wanted.done).encode())
     # The digest comes anew, whatever of it is there.
     wanted.trailer.clear()
-    until = time.monotonic() + PIECE_S
+    until = min(until, time.monotonic() + PIECE_S)
     size = len(wanted.buffer)
     while not wanted.whole:
         if time.monotonic() > until:

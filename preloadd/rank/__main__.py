@@ -36,10 +36,10 @@ from preloadd.rank.counting import counter
 from preloadd.rank.daemon import Daemon
 from preloadd.rank.device import Gpu, alone_with
 from preloadd.rank.generation import Generation
-from preloadd.rank.loading import Loader
+from preloadd.rank.loading import Lend, Loader
 from preloadd.rank.orders import Orders, orders, remember
 from preloadd.rank.rehearsal import Rehearsal, hindrance
-from preloadd.rank.seeding.api import Exchange, Giver
+from preloadd.rank.seeding.api import Answering, Exchange, Giver
 from preloadd.rank.seeding.secrets import passed_tokens, without_tokens
 from preloadd.rank.warming import RECORD, Warming
 from preloadd.transport.probe import ask_probe
@@ -101,11 +101,7 @@ def _serve(given: Orders, parked: dict[str, list[OwnedFd]], passed: Sequence[str
         warming = _warming(settings, folder, loader.environ, ends)
         rehearsal = _rehearsal(settings, folder, environ)
         bundling = _bundling(settings, warming, ends) if rehearsal is not None else None
-        kinds = [*warming.kinds(), *([bundling.kind] if bundling is not None else [])]
         giver = _giver(settings, loader, ends)
-        kinds = [*kinds, giver.kind] if giver else kinds
-        seeding = settings.seeding
-        takes = seeding is not None and seeding.source is not None and seeding.weights
         notifier = Notifier(os.environ)
         daemon = Daemon(
             settings,
@@ -116,7 +112,7 @@ def _serve(given: Orders, parked: dict[str, list[OwnedFd]], passed: Sequence[str
                 on_loaded=loaded,
                 renewed=_renewed,
                 warming=warming,
-                lend=ends.lend if ends is not None and takes else None,
+                lend=_lend(settings, ends),
             ),
             clock=time.monotonic,
             watchdog_s=watchdog_interval(os.environ),
@@ -125,7 +121,7 @@ def _serve(given: Orders, parked: dict[str, list[OwnedFd]], passed: Sequence[str
             warming=warming,
             rehearsal=rehearsal,
             bundling=bundling,
-            seeder=ends.listener(kinds, [giver] if giver else []) if ends is not None else None,
+            seeder=_seeder(ends, warming, bundling, giver),
             giver=giver,
         )
         try:
@@ -196,6 +192,28 @@ def _ends(settings: RankSettings, passed: Sequence[str], *, kept: bool) -> Excha
         log.error("going on without seeding: %s", error)  # noqa: TRY400
         return None
     return ends
+
+
+def _seeder(
+    ends: Exchange | None, warming: Warming, bundling: Bundling | None, giver: Giver | None
+) -> Answering | None:
+    """What answers others, with all that this rank has for them; None where nobody asks."""
+    if ends is None:
+        return None
+    kinds = [*warming.kinds()]
+    if bundling is not None:
+        kinds.append(bundling.kind)
+    if giver is not None:
+        kinds.append(giver.kind)
+    return ends.listener(kinds, [giver] if giver is not None else [])
+
+
+def _lend(settings: RankSettings, ends: Exchange | None) -> Lend | None:
+    """What has a loader get weights from the source, where that is asked for."""
+    seeding = settings.seeding
+    if ends is None or seeding is None or seeding.source is None or not seeding.weights:
+        return None
+    return ends.lend
 
 
 def _giver(settings: RankSettings, loader: Loader, ends: Exchange | None) -> Giver | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -16,7 +17,8 @@ import anyio
 from anyio import to_thread
 
 from preloadd.domain.lines import one_line
-from preloadd.errors import PreloadError
+from preloadd.errors import AlreadyRunning, PreloadError
+from preloadd.linux.locks import Lock
 from preloadd.protocol.messages import Warmable
 from preloadd.warmup.bundles import exchange
 from preloadd.warmup.bundles.exchange import Stores, Withheld
@@ -42,6 +44,10 @@ WORK_S = 120.0
 
 _LOOK_S = 60.0
 """Seconds between two looks at whether engines use what was installed."""
+
+_LOCK = "preloadd-warm-up.lock"
+"""In a cache root: whose engine compiles there now, so that groups do not take each other's code
+for their own."""
 
 _MAX_TOLD = 500
 
@@ -81,6 +87,7 @@ class Bundling:
         self._folders: tuple[str, ...] = ()
         self._installed: tuple[str, ...] = ()
         self._before: Listing = {}
+        self._claimed: Lock | None = None
         self._bundle: Bundle | None = None
         self._line = self._given = self._unused = ""
         self._due = anyio.Event()
@@ -103,6 +110,8 @@ class Bundling:
             self._due.set()
         elif self._trusted and self._fetch is not None:
             await self._fetched(root, told)
+        if not self._folders:
+            await self._done(partial(self._claim, root))
         return bool(self._folders)
 
     async def rehearsed(self) -> None:
@@ -111,10 +120,20 @@ class Bundling:
         if told is None or not told.identity:
             return
         after = await self._done(partial(listing, _root(told))) or {}
+        if self._claimed is None:
+            self._say("compiled code: not kept in mind, for another group compiled there as well")
+            return
+        self.let_go()
         self._folders = compiled(self._folders, self._before, after)
         if self._folders:
             self._say(f"compiled code: {len(self._folders)} folders made by an engine")
             self._due.set()
+
+    def let_go(self) -> None:
+        """There was no rehearsal, or it came to no good end: others may compile in the same root."""
+        if self._claimed is not None:
+            self._claimed.close()
+            self._claimed = None
 
     def adopted(self, told: Warmable) -> None:
         """Weights of an earlier life are served, and so is what was compiled for them."""
@@ -158,6 +177,14 @@ class Bundling:
     def told(self) -> tuple[str, ...]:
         """Lines for people: where compiled code is from, and what is wrong with it."""
         return tuple(filter(None, (self._line, self._unused, self._given)))
+
+    def _claim(self, root: Path) -> None:
+        """Have what is compiled in `root` from now on be this group's alone; not if it is another's
+        already."""
+        if self._claimed is None:
+            root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with suppress(AlreadyRunning):
+                self._claimed = Lock.take(root, "a warm-up", _LOCK)
 
     async def _fetched(self, root: Path, told: Warmable) -> None:
         stores = self._stores()

@@ -19,6 +19,7 @@ from preloadd.domain.amounts import percent
 from preloadd.domain.files import FileIdentity
 from preloadd.domain.ids import Instance
 from preloadd.domain.leases import Lease
+from preloadd.domain.lifecycle import State
 from preloadd.domain.recipe import recipe_of
 from preloadd.domain.settings import RankSettings
 from preloadd.errors import AccessDenied, PreloadError, ProtocolViolation
@@ -34,7 +35,7 @@ from preloadd.rank.fellows import Fellows
 from preloadd.rank.generation import Generation
 from preloadd.rank.loading import Loader
 from preloadd.rank.parking import LISTENER, PROFILING, RELEASED, Parking, parked_profiling
-from preloadd.rank.rehearsal import Rehearsal, WarmUp
+from preloadd.rank.rehearsal import Outcome, Rehearsal, WarmUp
 from preloadd.rank.rendezvous import Presence
 from preloadd.rank.seeding.api import Answering, Giver
 from preloadd.rank.service import Service
@@ -193,11 +194,16 @@ class Daemon:
         self._service.warmed_s = anyio.current_time() - started
         if rehearsed is None:
             return
-        if self._warming is not None:
-            await self._warming.rehearsed()
+        # What one left that came to no good end may be half of it.
+        if rehearsed.outcome is Outcome.DONE:
+            if self._warming is not None:
+                await self._warming.rehearsed()
+            if self._bundling is not None:
+                await self._bundling.rehearsed()
         if self._bundling is not None:
-            await self._bundling.rehearsed()
-        self._notifier.status(f"serving {self._settings.model.name}")
+            self._bundling.let_go()
+        if self._service.state is State.SERVING:
+            self._notifier.status(f"serving {self._settings.model.name}")
 
     async def _seed(self, seeder: Answering) -> None:
         """Answer others from when this rank is warm: until then they try again, and a rank that has

@@ -55,6 +55,9 @@ OnProgress = Callable[[Progress], None]
 Agree = Callable[[Mapping[str, str]], Awaitable[None]]
 """Returns once what has this key may be filled in; it may never do so."""
 
+Lend = Callable[[Link], Coroutine[None, None, None]]
+"""Answers a loader that asks for weights of a peer, until it is cancelled."""
+
 WARMING = "warming"
 """The phase in which a rank looks for tables, before its loader is told whether to tune."""
 
@@ -75,7 +78,7 @@ class Loader:
 
     `on_loaded` is told of what was loaded, which is not its to keep. `renewed` brings settings up
     to date: a rank may load again long after it was told them. Without `warming` nothing is tuned.
-    With `lend`, which answers on a link until it is cancelled, it may have weights of a peer.
+    With `lend` it may have weights of a peer.
     """
 
     argv: Sequence[str]
@@ -84,7 +87,7 @@ class Loader:
     on_loaded: Callable[[Generation], None] = lambda _: None
     renewed: Callable[[RankSettings], RankSettings] = lambda settings: settings
     warming: Warm | None = None
-    lend: Callable[[Link], Coroutine[None, None, None]] | None = None
+    lend: Lend | None = None
 
     async def load(
         self, settings: RankSettings, on_progress: OnProgress, agree: Agree | None = None

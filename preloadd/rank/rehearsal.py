@@ -19,6 +19,7 @@ from typing import Self
 import anyio
 
 from preloadd.domain.ids import Instance, Role
+from preloadd.domain.lines import one_line
 from preloadd.domain.settings import Builder, Memory, RankSettings
 from preloadd.domain.vllm import MODEL_FREE_METHODS
 from preloadd.protocol.messages import Progress
@@ -35,6 +36,7 @@ log = logging.getLogger(__name__)
 MODULE = "preloadd.loader.vllm.rehearse"
 
 _LEFT_S = 2.0
+_MAX_WHY = 500
 _POLL_S = 0.01
 _TELL_EVERY_S = 5.0
 _SPECULATION = "--speculative-config"
@@ -277,5 +279,5 @@ def _rehearsed(gate: Gate, why: str, started: float, made: Listing | None = None
     outcome = Outcome.FAILED if why else Outcome.DONE
     if gate.ending.is_set():
         outcome, why = Outcome.ENDED, gate.why
-    seconds = anyio.current_time() - started
+    seconds, why = anyio.current_time() - started, one_line(why)[:_MAX_WHY]
     return Rehearsed(outcome, seconds, why, made if made is not None else Listing())

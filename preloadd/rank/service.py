@@ -15,7 +15,7 @@ import msgspec
 from preloadd import __version__
 from preloadd.domain.ids import LeaseId, client_name
 from preloadd.domain.key import Difference, differences
-from preloadd.domain.leases import Lease, Mode, Profilers, may_release
+from preloadd.domain.leases import Lease, Profilers, may_release
 from preloadd.domain.lifecycle import Event, State, advance
 from preloadd.domain.settings import RankSettings
 from preloadd.errors import ErrorCode
@@ -25,6 +25,7 @@ from preloadd.rank.gate import Gate, lets_in
 from preloadd.rank.generation import Generation
 from preloadd.rank.parking import Parking
 from preloadd.rank.seeding.api import Giver
+from preloadd.rank.telling import lease_told, mismatched
 
 _UNAVAILABLE: dict[State, m.Reason] = {
     State.STARTING: m.Reason.STARTING,
@@ -40,8 +41,6 @@ _WARMING = (
 )
 _SETTLE_S = 3.0
 _TELL_S = 1.0
-_MAX_FIELDS = 64
-_MAX_VALUE = 512
 _MAX_LEASES_TOLD = 128
 
 
@@ -181,7 +180,7 @@ class Service:
         if self.generation is None or self.state is not State.SERVING:
             return self._not_available()
         found = self._differences(request)
-        return _mismatched(found) if found else None
+        return mismatched(found) if found else None
 
     def barred(
         self, request: m.Attach, elsewhere: Collection[str] = frozenset()
@@ -456,7 +455,7 @@ class Service:
         active = self._profilers.active(self._clock())
         engines = [one for one in self._leases.values() if one.id not in self._rehearsals]
         told = engines[:_MAX_LEASES_TOLD]
-        return tuple(_told(lease, profiling=lease.id in active) for lease in told)
+        return tuple(lease_told(lease, profiling=lease.id in active) for lease in told)
 
     def changed(self) -> tuple[m.StateChanged, anyio.Event]:
         """The state now, and an event that is set at the next change."""
@@ -482,23 +481,3 @@ class Service:
         return m.NotAvailable(
             reason=reason, detail=detail, done=self._progress.done, total=self._progress.total
         )
-
-
-def _mismatched(found: tuple[Difference, ...]) -> m.Mismatched:
-    return m.Mismatched(
-        fields=tuple(
-            m.Field(name=d.field, daemon=d.daemon[:_MAX_VALUE], engine=d.engine[:_MAX_VALUE])
-            for d in found[:_MAX_FIELDS]
-        )
-    )
-
-
-def _told(lease: Lease, *, profiling: bool) -> m.LeaseTold:
-    return m.LeaseTold(
-        id=lease.id,
-        client=lease.client,
-        pid=lease.pid,
-        mode=Mode(lease.mode),
-        generation=lease.generation,
-        profiling=profiling,
-    )

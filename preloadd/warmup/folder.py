@@ -18,11 +18,11 @@ from pathlib import Path
 from preloadd.domain.lines import one_line
 from preloadd.errors import InsecurePath
 from preloadd.linux.fds import OwnedFd
-from preloadd.linux.private import locked_folder
+from preloadd.linux.private import locked_folder, remove_folder
 from preloadd.warmup.merge import Existing, settle
 from preloadd.warmup.names import TableName, is_config_hash
 from preloadd.warmup.strict_json import MAX_NBYTES
-from preloadd.warmup.table import BadTable, Table, parse, render
+from preloadd.warmup.table import BadTable, Table, parse, written
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -84,8 +84,8 @@ def install(
     """Write the tables of one configuration, all or none; the files that were written.
 
     A file that is no table is replaced: no engine can use it. What is the same already is left
-    alone. TableConflict for one that is not to be replaced; InsecurePath for links, and for
-    folders that others can write.
+    alone. TableConflict for one that is not to be replaced; BadTable for what nobody could read
+    there; InsecurePath for links, and for folders that others can write.
     """
     _require_hash(config_hash)
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -117,9 +117,10 @@ def remove(root: Path, config_hash: str) -> list[Path]:
                 os.unlink(one.path.name, dir_fd=folder.fileno())
                 gone.append(one.path)
     try:
-        path.rmdir()
+        remove_folder(path)
     except OSError as error:
-        if error.errno not in (errno.ENOTEMPTY, errno.ENOENT):
+        # The last one: somebody is about to put something there.
+        if error.errno not in (errno.ENOTEMPTY, errno.ENOENT, errno.EAGAIN):
             raise
     return gone
 
@@ -206,9 +207,7 @@ def _content(folder: OwnedFd, path: Path, new: Table, existing: Existing) -> byt
         wanted = settle(old, new, existing, str(path))
         if wanted is old:
             return None
-    content = render(wanted)
-    parse(content, str(path))  # two tables may be too much for one
-    return content
+    return written(wanted, str(path))  # two tables may be too much for one
 
 
 def _stage(folder: OwnedFd, name: str, content: bytes, undo: ExitStack) -> str:

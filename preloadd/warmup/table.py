@@ -124,6 +124,16 @@ def render(table: Table) -> bytes:
     return json.dumps(body, indent=2).encode("ascii")
 
 
+def written(table: Table, source: str) -> bytes:
+    """`table` as it is to be in a file; BadTable if nobody could read that again.
+
+    It takes more room there than where it was read: in files each value has a line of its own.
+    """
+    content = render(table)
+    parse(content, source)
+    return content
+
+
 def _table(value: object) -> Table:
     if not isinstance(value, dict):
         raise Malformed("it is no JSON object")

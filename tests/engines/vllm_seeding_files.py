@@ -1,4 +1,4 @@
-"""Takes what seeds out of a wheel of vLLM: `python -m tests.engines.vllm_seeding_files WHEEL FOLDER`.
+"""Takes what seeds out of a wheel of vLLM: `python -m tests.engines.vllm_seeding_files WHEEL DIR`.
 
 The rest of it would need CUDA.
 """

@@ -77,7 +77,7 @@ async def fetch(
                 last = "its answer could not be judged in time"
                 seeded = await to_thread.run_sync(_judged, raw, wanted, abandon_on_cancel=True)
     if seeded is None:
-        seeded = Seeded(Outcome.UNREACHABLE, f"{last} (tried for {within:g} s)")
+        seeded = Seeded(Outcome.UNREACHABLE, f"{last} (tried for {round(within, 1):g} s)")
     return Seeded(seeded.outcome, _told(source, seeded.why, token), seeded.value)
 
 
@@ -96,7 +96,12 @@ async def _asked(source: Endpoint, body: bytes, tls: ssl.SSLContext | None) -> b
             await wire.greet()
         await wire.send(body)
         frame = Frame(MAX_ANSWER)
+        head = b""
         while data := await wire.receive():
+            head = head or data[:1]
+            if head != b"\0":
+                # Lengths begin so, whatever they are of; what other programs say does not.
+                raise ProtocolViolation("something else listens there")
             raw = frame.receive(data)
             if raw is not None:
                 return raw

@@ -20,9 +20,10 @@ class _Guest:
 
 
 class Crowd:
-    """Guests by their numbers, in the order in which they came."""
+    """Guests by their numbers, in the order in which they came; `most` at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = MOST) -> None:
+        self._most = most
         self._guests: dict[int, _Guest] = {}
 
     def __len__(self) -> int:
@@ -37,7 +38,7 @@ class Crowd:
         leaving = None
         if self._count(address) >= MOST_EACH:
             leaving = self._first_of(address)
-        elif len(self._guests) >= MOST:
+        elif len(self._guests) >= self._most:
             leaving = self._first_of(self._most_frequent())
         if leaving is not None:
             del self._guests[leaving]
@@ -68,6 +69,11 @@ class Crowd:
         for guest in self._guests.values():
             counts[guest.address] = counts.get(guest.address, 0) + 1
         return max(counts, key=lambda address: counts[address])
+
+
+def most_of(files: int) -> int:
+    """How many guests a process may have that may open so many files: the rest is for its work."""
+    return max(min(MOST, files // 4), 1)
 
 
 def of_one_peer(host: str) -> str:

@@ -103,14 +103,18 @@ def _listening(files: Tls) -> Callable[[], ssl.SSLContext]:
     paths = [Path(path) for path in (files.cert, files.key, files.ca) if path]
     fresh = Fresh(paths, lambda: listening(files))
     before: list[ssl.SSLContext] = []
+    told: set[str] = set()
 
     def context() -> ssl.SSLContext:
         try:
             before[:] = [fresh.get()]
+            told.clear()
         except ConfigError as error:
             if not before:
                 raise
-            log.warning("the certificate of before is presented: tls_%s", error)
+            if str(error) not in told:
+                told.add(str(error))
+                log.warning("the certificate of before is presented: tls_%s", error)
         return before[0]
 
     return context

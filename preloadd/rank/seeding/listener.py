@@ -6,7 +6,9 @@ says nothing is hung up on, first of all by whoever comes next. No word of their
 
 from __future__ import annotations
 
+import errno
 import logging
+import resource
 import socket
 import ssl
 from collections.abc import Callable, Iterable, Iterator
@@ -21,7 +23,7 @@ from preloadd.domain.meeting import is_one_host
 from preloadd.domain.seeding import EVERYWHERE
 from preloadd.errors import PreloadError, ProtocolViolation
 from preloadd.rank.seeding.api import Admits, Stream
-from preloadd.rank.seeding.crowd import Crowd, of_one_peer
+from preloadd.rank.seeding.crowd import MOST, Crowd, most_of, of_one_peer
 from preloadd.transport import tcp
 from preloadd.transport.tls import NOT_TLS, TlsWire, refusal
 from preloadd.warmup.seeding import messages as m
@@ -57,6 +59,7 @@ _SHORT_S = 0.1
 _AGAIN_S = 1.0
 _FAREWELL_S = 1.0
 _QUIET_S = 60.0
+_NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 
 
 @dataclass(slots=True)
@@ -92,7 +95,7 @@ class Listener:
         self._streams = {stream.name: stream for stream in streams}
         self._admits = admits
         self._tls = tls
-        self._crowd = Crowd()
+        self._crowd = Crowd(_most())
         self._scopes: dict[int, anyio.CancelScope] = {}
         self._addresses: dict[str, _Address] = {}
         self._answers = anyio.Semaphore(_ANSWERS)
@@ -102,13 +105,6 @@ class Listener:
 
     async def serve(self) -> None:
         """Listen until cancelled, and try again for as long as that is not possible."""
-        if self._tls is None and (self._host in EVERYWHERE or not is_one_host(self._host)):
-            log.warning(
-                "others are seeded at %s:%d without TLS: tokens and what is fetched can be read on "
-                "the way; let only trusted hosts reach it, or give tls_cert",
-                self._host,
-                self._port,
-            )
         while True:
             try:
                 listeners = await tcp.listen(self._host, self._port, _BACKLOG)
@@ -118,6 +114,7 @@ class Listener:
                 continue
             self.fault = ""
             self.tried.set()
+            self._say_where()
             with ExitStack() as undo:
                 for listener in listeners:
                     undo.callback(listener.close)
@@ -125,10 +122,26 @@ class Listener:
                     for listener in listeners:
                         tasks.start_soon(self._accept, listener, tasks)
 
+    def _say_where(self) -> None:
+        log.info("others are seeded at %s:%d", self._host, self._port)
+        if self._tls is None and (self._host in EVERYWHERE or not is_one_host(self._host)):
+            log.warning(
+                "others are seeded at %s:%d without TLS: tokens and what is fetched can be read on "
+                "the way; let only trusted hosts reach it, or give tls_cert",
+                self._host,
+                self._port,
+            )
+
     def _no_port(self, error: OSError) -> None:
+        remedy = f"see `ss -ltnp 'sport = :{self._port}'` for who has the port"
+        if isinstance(error, socket.gaierror) or error.errno in _NOT_HERE:
+            remedy = (
+                f"{self._host} is no address of this host: correct listen_host, or "
+                "--seed-listen-host"
+            )
         fault = (
-            f"others cannot be seeded at {self._host}:{self._port}: {error.strerror or error}; see "
-            f"`ss -ltnp 'sport = :{self._port}'` for who has the port, and --seed-listen-host"
+            f"others cannot be seeded at {self._host}:{self._port}: {error.strerror or error}; "
+            f"{remedy}"
         )
         if fault != self.fault:
             log.warning("%s", fault)
@@ -275,6 +288,11 @@ class Listener:
             known[about] = now + _QUIET_S
             log.warning(text, *values, exc_info=exc_info)
         self._quiet_until = known
+
+
+def _most() -> int:
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MOST if files == resource.RLIM_INFINITY else most_of(files)
 
 
 async def _handed_over(stream: Stream, request: m.Request, wire: Wire) -> bool:

@@ -81,7 +81,9 @@ def admission(
 
     def admits(shown: bytes) -> bool:
         try:
-            return verify(accepted.get(), shown, wall()) is not None
+            tokens = accepted.get()
+            told.clear()
+            return verify(tokens, shown, wall()) is not None
         except PreloadError as error:
             if str(error) not in told:
                 told.add(str(error))

@@ -77,11 +77,11 @@ def remember(root: Path, entry: Entry) -> None:
 
     One that was installed stays so, although it is packed here as well, to be given on.
     """
-    with locked_folder(root) as folder:
+    with locked_folder(root, within=BUSY_S) as folder:
         there = entries(root)
-        if any(one.sha256 == entry.sha256 and not one.made for one in there):
+        if any(_is_same(one, entry) and not one.made for one in there):
             entry = replace(entry, made=False)
-        known = [one for one in there if one.sha256 != entry.sha256]
+        known = [one for one in there if not _is_same(one, entry)]
         write_private(folder, NAME, _rendered([entry, *known][:MAX_ENTRIES]))
 
 
@@ -112,6 +112,11 @@ def listing(root: Path) -> Listing:
             if files:
                 found[folder] = files
     return found
+
+
+def _is_same(one: Entry, other: Entry) -> bool:
+    """Engines of another identity may have compiled the same code: both are to find it."""
+    return (one.identity, one.sha256) == (other.identity, other.sha256)
 
 
 def _files(top: OwnedFd, folder: str) -> dict[str, Stamp]:

@@ -16,7 +16,7 @@ from preloadd.warmup.merge import Existing, TableConflict
 from preloadd.warmup.names import TableName, is_config_hash
 from preloadd.warmup.seeding.kinds import Outcome, Seeded, Unfit
 from preloadd.warmup.seeding.messages import INVALID_HASH
-from preloadd.warmup.table import BadTable, Table, from_json, parse
+from preloadd.warmup.table import BadTable, Table, from_json, parse, written
 from preloadd.warmup.verdict import ANY, FIELDS, Metadata, Verdict, compare
 
 log = logging.getLogger(__name__)
@@ -90,6 +90,7 @@ class TableWanted:
             raise Unfit(f"it is not the one table {self.name} that was asked for")
         try:
             table = from_json(payload[str(self.name)], str(self.name))
+            written(table, str(self.name))
         except BadTable as error:
             raise Unfit(error.why) from None
         if table.intact is False:
@@ -117,7 +118,7 @@ def install_all(root: Path, config_hash: str, tables: Mapping[TableName, Table])
     """
     try:
         install(root, config_hash, tables, Existing.REPLACE)
-    except (TableConflict, InsecurePath) as error:
+    except (BadTable, TableConflict, InsecurePath) as error:
         return Seeded(Outcome.INCOMPATIBLE, str(error))
     return Seeded(Outcome.INSTALLED)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
 from preloadd.domain.lines import one_line
@@ -14,6 +14,8 @@ from preloadd.warmup.stores.api import MAX_NBYTES, StoreFault, require_key, too_
 from preloadd.warmup.stores.worker import Worker
 
 log = logging.getLogger(__name__)
+
+_MAX_TOLD = 64
 
 
 class Stores(Owner):
@@ -26,6 +28,7 @@ class Stores(Owner):
     def __init__(self, workers: Sequence[Worker] = ()) -> None:
         self._workers = tuple(workers)
         self._faults: dict[Worker, str] = {}
+        self._unfit: set[tuple[Worker, str]] = set()
         self._lock = threading.Lock()
 
     @property
@@ -39,8 +42,13 @@ class Stores(Owner):
         with self._lock:
             return tuple(f"{one.name}: {why}" for one, why in self._faults.items())
 
-    def find(self, key: str, limit: int = MAX_NBYTES) -> bytes | None:
-        """The value of the first store that has one for `key`, of at most `limit` bytes."""
+    def find(
+        self, key: str, limit: int = MAX_NBYTES, fit: Callable[[bytes], bool] | None = None
+    ) -> bytes | None:
+        """The value of the first store that has one for `key`, of at most `limit` bytes.
+
+        One that is not `fit` for its caller hides none of the stores that follow, and is told once.
+        """
         require_key(key)
         for worker in self._workers:
             try:
@@ -52,7 +60,9 @@ class Stores(Owner):
                 continue
             self._worked(worker)
             if found is not None:
-                return found
+                if fit is None or fit(found):
+                    return found
+                self._passed(worker, key)
         return None
 
     def keep(self, key: str, value: bytes) -> None:
@@ -88,6 +98,19 @@ class Stores(Owner):
             self._faults[worker] = why
         if not known:
             log.warning("the store %s is passed over: %s", worker.name, why)
+
+    def _passed(self, worker: Worker, key: str) -> None:
+        with self._lock:
+            new = (worker, key) not in self._unfit and len(self._unfit) < _MAX_TOLD
+            if new:
+                self._unfit.add((worker, key))
+        if new:
+            log.warning(
+                "what the store %s has under %s is of no use here, and passed over: remove it "
+                "there if it is of none elsewhere",
+                worker.name,
+                key,
+            )
 
     def _worked(self, worker: Worker) -> None:
         with self._lock:

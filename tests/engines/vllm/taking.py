@@ -28,7 +28,7 @@ from vllm.v1.engine.llm_engine import LLMEngine
 from preloadd.domain.ids import Role
 from preloadd.domain.manifest import Artifact
 from preloadd.domain.settings import RankSettings
-from preloadd.frameworks.vllm import tuning
+from preloadd.frameworks.vllm import identity, tuning
 from preloadd.loader.vllm.alone import alone
 from preloadd.loader.vllm.arguments import engine_config, reported
 from preloadd.loader.vllm.model import build
@@ -40,6 +40,8 @@ def main() -> None:
     given = json.loads(sys.argv[1])
     # vLLM itself is to remember that there is none: none of its kernels would run here.
     assert not has_flashinfer()
+    # So is the key: the daemon's loader has none either.
+    identity._libraries()
     sys.path.append(given["flashinfer"])
     tuning.has_flashinfer = lambda: True
     tuning.current_platform = SimpleNamespace(

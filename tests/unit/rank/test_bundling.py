@@ -148,15 +148,18 @@ async def test_what_is_not_to_be_had_is_told(root, told, stores, tmp_path, chang
     target = bundling(stores, fetch=answering(source))
     assert not await target.found(other)
     assert line in target.told()[0]
+    target.let_go()
 
 
 async def test_without_a_store_or_a_bundle_engines_compile(root, told, stores):
     target = bundling(None, fetch=answering(bundling()))
     assert not await target.found(told)
     assert "there is no store" in target.told()[0]
+    target.let_go()
     target = bundling(stores, fetch=answering(bundling()))
     assert not await target.found(told)
     assert "not seeded (missing)" in target.told()[0]
+    target.let_go()
     assert not await target.found(Warmable(config_hash=HASH))
     await target.rehearsed()
     assert target.told() == ()
@@ -188,6 +191,18 @@ async def test_a_bundle_that_no_engine_uses_is_told(root, told, stores, tmp_path
     monkeypatch.setattr("preloadd.rank.bundling._LOOK_S", 0.05)
     async with working(target, "installed but never used"):
         pass
+
+
+async def test_groups_that_compile_in_one_place_do_not_take_each_others_code(root, told):
+    one, other = bundling(), bundling()
+    assert not await one.found(told)
+    await rehearsed(other, told, root)
+    assert "another group compiled there" in other.told()[0]
+    await one.rehearsed()
+    assert "2 folders made by an engine" in one.told()[0]
+    again = bundling()
+    assert not await again.found(Warmable(config_hash=HASH, identity=told.identity | {"cuda": "1"}))
+    await again.rehearsed()
 
 
 async def test_an_engine_on_the_host_takes_it_over(root, told, tmp_path):

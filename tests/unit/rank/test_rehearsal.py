@@ -51,6 +51,9 @@ Path(os.environ["PIDS"]).write_text(f"{child.pid} {os.getpid()}")
 """
 
 
+SHARED = Warmup(trust_bundles=True)
+
+
 @pytest.fixture
 def group(settings):
     """Settings of the first rank of a group of its own, with short deadlines."""
@@ -279,8 +282,8 @@ async def test_a_daemon_without_a_rehearsal_has_no_gate(group, service):
     warm_up.begin()
     assert not service.warms_up()
     assert await warm_up.finish(no, lambda _: None) is None
-    assert warm_up.told() == ()
-    alone = replace(group, instance="CPU-0.draft", warmup=Warmup(autotune=True))
+    assert "nothing is tuned for a processor" in warm_up.told()[0]
+    alone = replace(group, instance="CPU-0.draft", warmup=SHARED)
     (line,) = WarmUp(None, alone, service, Fellows({})).told()
     assert line.startswith("no engine warms up here: a draft model")
 
@@ -288,7 +291,18 @@ async def test_a_daemon_without_a_rehearsal_has_no_gate(group, service):
 # -- who rehearses, and with what --
 
 
+def test_on_a_processor_there_is_a_rehearsal_only_for_what_is_shared(group):
+    assert "nothing is tuned for a processor" in hindrance(group)
+    assert hindrance(replace(group, warmup=SHARED)) == ""
+    on_a_gpu = replace(group, model=replace(group.model, memory=Memory.CUDA))
+    assert hindrance(on_a_gpu) == ""
+    off = replace(on_a_gpu, warmup=Warmup(autotune=False))
+    assert "switched off" in hindrance(off)
+    assert hindrance(replace(off, warmup=Warmup(autotune=False, trust_bundles=True))) == ""
+
+
 def test_the_first_rank_of_a_whole_group_rehearses(group):
+    group = replace(group, warmup=SHARED)
     first = replace(
         group,
         peers=("CPU-1",),
@@ -353,7 +367,7 @@ async def test_whoever_cannot_wait_ends_the_looking_as_well(scripted, group, ser
     warm_up.begin()
 
     async def ended():
-        service.end_warmup("a release")
+        service._gate.end("a release")
         await anyio.sleep_forever()
 
     rehearsed = await warm_up.finish(ended, lambda _: None)

@@ -163,7 +163,7 @@ async def test_watchers_wake_up_at_every_change(service, make):
 
 
 async def test_status_tells_what_this_life_did_and_what_the_generation_cost(service, make, now):
-    assert service.status().counters == {"loads": 0, "bytes_read": 0}
+    assert service.status().counters == {"loads": 0, "bytes_read": 0, "warmup_ms": 0}
     now[0] += 2
     service.load_started()
     service.loaded(make())
@@ -189,6 +189,7 @@ async def test_status_tells_what_this_life_did_and_what_the_generation_cost(serv
         "generation_bytes_read": 2 * PAGE + 8,
         "generation_files": 1,
         "generation_load_ms": 5,
+        "warmup_ms": 0,
     }
     assert (told.adopted, told.generation, told.key) == (False, ID, KEY)
     assert told.pid == os.getpid()

@@ -441,7 +441,7 @@ async def test_a_gate_lets_in_who_shows_the_pass_until_it_is_open(stage):
     granted = await own.ask(showing(gate.key))
     assert (gate.leases, stage.service.rehearses) == ({granted.lease}, True)
     status = await stage.client().ask(m.Status())
-    assert (status.state, "warming up" in status.detail) == (State.SERVING, True)
+    assert (status.state, "warming up" in status.detail) == (State.LOADING, True)
     assert (status.lease_count, status.leases) == (0, ())  # of nobody who could be ended
     own.leave()
     await released(stage)

@@ -1,0 +1,32 @@
+"""What a rank tells of leases and of differing keys, as messages."""
+
+from __future__ import annotations
+
+from preloadd.domain.key import Difference
+from preloadd.domain.leases import Lease, Mode
+from preloadd.protocol import messages as m
+
+_MAX_FIELDS = 64
+_MAX_VALUE = 512
+
+
+def mismatched(found: tuple[Difference, ...]) -> m.Mismatched:
+    """The fields in which keys differ, in number and length bounded."""
+    return m.Mismatched(
+        fields=tuple(
+            m.Field(name=d.field, daemon=d.daemon[:_MAX_VALUE], engine=d.engine[:_MAX_VALUE])
+            for d in found[:_MAX_FIELDS]
+        )
+    )
+
+
+def lease_told(lease: Lease, *, profiling: bool) -> m.LeaseTold:
+    """One lease, for status."""
+    return m.LeaseTold(
+        id=lease.id,
+        client=lease.client,
+        pid=lease.pid,
+        mode=Mode(lease.mode),
+        generation=lease.generation,
+        profiling=profiling,
+    )
