@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from preloadd.linux.private import LOCK
+
 AOT = "torch_compile_cache/torch_aot_compile/" + "5a" * 32
 PLAIN = "torch_compile_cache/0123456789"
 FILES = {
@@ -25,5 +27,6 @@ def write(root: Path, files: Mapping[str, bytes] = FILES) -> None:
 
 
 def contents(root: Path) -> dict[str, bytes]:
-    """Every file below `root`, by its path."""
-    return {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file()}
+    """Every file below `root`, by its path; but for the lock."""
+    files = [p for p in root.rglob("*") if p.is_file() and p.name != LOCK]
+    return {str(p.relative_to(root)): p.read_bytes() for p in files}

@@ -52,8 +52,13 @@ class Cache:
         return (*(note for one in self.tables for note in _notes(one)), *_uneven(self.tables))
 
 
-def roots_of(environ: Mapping[str, str], chosen: Path | None) -> list[Path]:
-    """The roots in which to look: the chosen one, else those of an engine with this environment."""
+def roots_of(environ: Mapping[str, str], chosen: Path | None, *, new: bool = False) -> list[Path]:
+    """The roots in which to look: the chosen one, else those of an engine with this environment.
+
+    ConfigError if the chosen one is not there, unless a `new` one may be made.
+    """
+    if chosen is not None and not new and not chosen.is_dir():
+        raise ConfigError(f"{one_line(chosen)}: there is no such folder: correct --root")
     told = chosen or chosen_root(environ)
     if told is not None:
         return [told]

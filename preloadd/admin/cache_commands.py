@@ -58,7 +58,7 @@ def export_cache(options: argparse.Namespace, world: World) -> int:
 
 def import_caches(options: argparse.Namespace, world: World) -> int:
     """`cache import`: the files that were written, one a line."""
-    roots = roots_of(world.environ, options.root)
+    roots = roots_of(world.environ, options.root, new=True)
     # All are judged, and placed, before one is written.
     todo = [(one, target_of(one, roots)) for one in sources(options.folder)]
     for one, root in todo:

@@ -1,4 +1,4 @@
-"""`preloadd admin token`: makes, lists and ends the tokens by which mirrors are known to a source.
+"""`preloadctl token`: makes, lists and ends the tokens by which mirrors are known to a source.
 
 A secret is shown once, on standard output, and never again; none is ever taken from a command line,
 which every user of the host can read.
@@ -62,7 +62,7 @@ def rotate(folder: Path, name: str, *, now: float, lasts: float | None, overlap:
     def replaced(tokens: tuple[Token, ...]) -> tuple[Token, ...]:
         kept = unexpired(tokens, now)
         _require(kept, name)
-        newest = sorted((one for one in kept if one.name == name), key=lambda one: one.created)[-1]
+        newest = max((one for one in kept if one.name == name), key=lambda one: one.created)
         fresh = _hashed(name, secret, now, _lifetime(newest) if lasts is None else lasts)
         return (*unexpired(ending(kept, name, now + overlap), now), fresh)
 
@@ -87,7 +87,7 @@ def keep(folder: Path, written: str) -> None:
     if not is_secret(secret):
         raise ConfigError(
             f"standard input holds no token: those begin with {PREFIX!r} and are made by "
-            "`preloadd admin token create` on the source"
+            "`preloadctl token create` on the source"
         )
     keep_secret(folder, secret)
 

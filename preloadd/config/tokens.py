@@ -176,8 +176,8 @@ def _secret(raw: bytes, path: Path) -> str:
     text = raw.decode(errors="replace").strip()
     if not is_secret(text):
         raise ConfigError(
-            f"{path} holds no token: get one from the source (`preloadd admin token create`) and "
-            "pass it to `preloadd admin token keep`"
+            f"{path} holds no token: get one from the source (`preloadctl token create`) and "
+            "pass it to `preloadctl token keep`"
         )
     return text
 

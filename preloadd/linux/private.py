@@ -131,12 +131,12 @@ def _lock_file(folder: OwnedFd) -> OwnedFd:
         made = os.open(LOCK, flags | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder.fileno())
     except FileExistsError:
         return OwnedFd(os.open(LOCK, flags, dir_fd=folder.fileno()))
-    fd = OwnedFd(made)
-    os.fchmod(made, 0o600)  # whatever the mask of this process
-    if os.geteuid() == 0:
-        whose = os.fstat(folder.fileno())
-        os.fchown(made, whose.st_uid, whose.st_gid)
-    return fd
+    with OwnedFd(made) as fd:
+        os.fchmod(made, 0o600)  # whatever the mask of this process
+        if os.geteuid() == 0:
+            whose = os.fstat(folder.fileno())
+            os.fchown(made, whose.st_uid, whose.st_gid)
+        return OwnedFd(fd.take())
 
 
 def _write(

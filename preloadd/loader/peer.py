@@ -150,6 +150,7 @@ class _Asking(Owner):
             within=peer.rule.patience_s(wanted.nbytes, wanted.disk),
         )
         self._given: PeerGiven | None = None
+        self._most_s = peer.rule.most_s(wanted.nbytes, wanted.disk)
         self._until = math.inf
         self.streams = Streams(self._more)
 
@@ -166,7 +167,8 @@ class _Asking(Owner):
                 start = piece * PIECE
                 with whole[start : start + piece_nbytes(given.manifest, piece)] as window:
                     self.streams.fetch(MANIFEST, piece, window, until=self._until)
-        self._until = math.inf
+        # Nobody looks how fast it is while streams are asked for.
+        self._until = time.monotonic() + self._most_s
         try:
             manifest = payload.decode(encoded)
         except DamagedManifest as error:

@@ -56,7 +56,11 @@ class Rule:
         """Whether a peer that sent `came` bytes in `seconds` goes on."""
         if seconds >= self.trial_s and came < self.ahead * disk * seconds:
             return False
-        return seconds < max(2 * self._disk_s(nbytes, disk), self.least_s)
+        return seconds < self.most_s(nbytes, disk)
+
+    def most_s(self, nbytes: int, disk: float) -> float:
+        """Seconds that a peer has for all of it."""
+        return max(2 * self._disk_s(nbytes, disk), self.least_s)
 
     def _disk_s(self, nbytes: int, disk: float) -> float:
         return nbytes / disk if disk else math.inf

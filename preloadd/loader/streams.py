@@ -100,13 +100,11 @@ class Streams(Owner):
             self._open()
             return len(self._all)
 
-    def fetch(
-        self, chunk: int, piece: int, buffer: memoryview, *, until: float = math.inf
-    ) -> None:
+    def fetch(self, chunk: int, piece: int, buffer: memoryview, *, until: float = math.inf) -> None:
         """Fill `buffer` with a whole piece, which is exactly as long. PeerLost, also where it is
         not there `until` then, by the monotonic clock."""
         with self._counting(_Piece(chunk, piece, buffer)) as wanted:
-            while True:
+            while _left(until):
                 sock = self._take()
                 try:
                     limit(sock, min(SILENT_S, _left(until)))

@@ -130,7 +130,7 @@ class Bundling:
             self._due.set()
 
     def let_go(self) -> None:
-        """There was no rehearsal, or it came to no good end: others may compile in the same root."""
+        """There was no rehearsal, or it came to no good end: others may compile there."""
         if self._claimed is not None:
             self._claimed.close()
             self._claimed = None

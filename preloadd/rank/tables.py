@@ -5,7 +5,7 @@ What is in here blocks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, Self
@@ -36,8 +36,10 @@ class Shared(Protocol):
     def faults(self) -> Sequence[str]:
         """What is wrong with them now, a line each."""
 
-    def find(self, key: str, limit: int) -> bytes | None:
-        """What the first has that has it; None. PreloadError, OSError."""
+    def find(
+        self, key: str, limit: int, fit: Callable[[bytes], bool] | None = None
+    ) -> bytes | None:
+        """What the first has that has it, and `fit`; None. PreloadError, OSError."""
 
     def keep(self, key: str, value: bytes) -> None:
         """Put it into each. PreloadError, OSError."""
@@ -97,9 +99,32 @@ def store_key(config_hash: str, name: TableName) -> str:
     return f"{_PREFIX}/{config_hash}/{name}"
 
 
+def mixed(tables: Collection[Table]) -> str:
+    """Why ranks would not use these together; '' if they would.
+
+    vLLM has all ranks tune unless their tables have one fingerprint; and one that is empty is of
+    no use to any, nor does it keep from tuning.
+    """
+    if not all(table.entries for table in tables):
+        return "a table is empty"
+    if len({table.fingerprint for table in tables}) > 1:
+        return "the tables are not of one tuning: ranks differ in entries or metadata"
+    return ""
+
+
+def loadable(raw: bytes) -> bool:
+    """Whether it is a table that engines can load."""
+    try:
+        parse(raw, "")
+    except BadTable:
+        return False
+    return True
+
+
 def on_disk(place: Place) -> Disk:
     """What is there of a place. What is no table is none, and may be replaced."""
-    complete, conflict, faults = True, "", []
+    used: list[Table] = []
+    conflict, faults = "", []
     for name in place.names:
         try:
             table = _table(place.stored(name), name)
@@ -107,35 +132,54 @@ def on_disk(place: Place) -> Disk:
             faults.append(f"{one_line(place.root)}: {error}")
             table = None
         found = None if table is None else compare(table.metadata, place.metadata)
-        complete &= found is not None and found.verdict is Verdict.EQUAL
+        if table is not None and found is not None and found.verdict is Verdict.EQUAL:
+            used.append(table)
         if found is not None and found.verdict is Verdict.HARD and name == place.own:
             conflict = (
                 f"{one_line(place.path)} was tuned in another environment ({found}), and is not "
                 "overwritten: remove it if no engine uses that any more"
             )
+    complete = len(used) == len(place.names) and not mixed(used)
     return Disk(complete, conflict, tuple(faults))
 
 
 def in_stores(stores: Shared, place: Place) -> Mapping[TableName, Table] | None:
     """All tables of a place, or None; Unfit for one that is not to be used, PreloadError, OSError.
 
-    What a store has is judged as what a peer sends is.
+    What a store has is judged as what a peer sends is, and by whether it goes with the tables of
+    the ranks before; the stores that follow one that is not of use are asked as well.
     """
-    found = dict(_some(stores, place))
-    return found if len(found) == len(place.names) else None
-
-
-def _some(stores: Shared, place: Place) -> Iterator[tuple[TableName, Table]]:
-    """Tables up to the first that is not there."""
+    found: dict[TableName, Table] = {}
     for name in place.names:
-        key = store_key(place.config_hash, name)
-        raw = stores.find(key, MAX_NBYTES)
-        if raw is None:
-            return
+        judge = _Judge(place.wanted(name), store_key(place.config_hash, name), found)
+        if stores.find(judge.key, MAX_NBYTES, judge) is None:
+            if judge.why:
+                raise Unfit(f"{judge.key}: {judge.why}")
+            return None
+    return found
+
+
+class _Judge:
+    """Puts the table of a rank among those that were `found` before, if it is fit for that; `why`
+    is why the last one was not."""
+
+    def __init__(self, wanted: TableWanted, key: str, found: dict[TableName, Table]) -> None:
+        self.key = key
+        self.why = ""
+        self._wanted = wanted
+        self._found = found
+
+    def __call__(self, raw: bytes) -> bool:
+        name = self._wanted.name
         try:
-            yield name, place.wanted(name).judged({str(name): decode(raw)})
-        except Malformed as error:
-            raise Unfit(f"{key}: {error}") from None
+            table = self._wanted.judged({str(name): decode(raw)})
+        except (Unfit, Malformed) as error:
+            self.why = str(error)
+            return False
+        self.why = mixed([*self._found.values(), table])
+        if not self.why:
+            self._found[name] = table
+        return not self.why
 
 
 def _table(raw: bytes | None, name: TableName) -> Table | None:

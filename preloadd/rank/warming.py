@@ -5,10 +5,12 @@ Nothing in here is an error: what cannot be had in time is done without, and tol
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import anyio
 import msgspec
@@ -24,22 +26,31 @@ from preloadd.warmup.names import TableName
 from preloadd.warmup.seeding.kinds import Kind, Outcome, Seeded
 from preloadd.warmup.seeding.tables import TableKind, TableWanted, install_all
 from preloadd.warmup.strict_json import MAX_NBYTES
-from preloadd.warmup.table import Table, parse
+from preloadd.warmup.table import BadTable, Table, parse
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+DISK_S = 15.0
+"""Seconds that reading or installing tables on this host's disks may take."""
 
 STORE_S = 6.0
 """Seconds that warm-up waits for each store, all tables together: little more than a call may take.
 """
 
 PUBLISH_S = 30.0
-"""Seconds that publishing a table may take: nobody waits for it."""
+"""Seconds that each step of publishing may take: nobody waits for it."""
 
 RECORD = "warmup.json"
 """Name of the file beside a rank's socket from which its next life knows where its tables are."""
 
 _SWITCHED_OFF = "tables: not tuned, which is switched off"
 _MAX_TOLD = 500
+
+
+_Set = Mapping[str, bytes]
+"""Tables of all ranks, under their keys in stores."""
 
 
 class Fetch(Protocol):
@@ -84,7 +95,7 @@ class Warming:
         self._bad = False
         self._notes: list[str] = []
         self._published = ""
-        self._to_publish: list[tuple[str, bytes]] = []
+        self._to_publish: list[_Set] = []
         self._due = anyio.Event()
 
     async def open(self) -> None:
@@ -141,36 +152,59 @@ class Warming:
         self._say(f"tables: tuned {tuned.entries:,} entries in {tuned.seconds:.1f} s")
         if self._stores is None:
             return
-        try:
-            raw = await to_thread.run_sync(place.stored, place.own)
-        except (PreloadError, OSError) as error:
-            self._note(f"not published: {error}")
+        found = await self._left(place)
+        if found is None:
             return
-        if raw is None:
+        if place.own not in found:
             self._note(f"{place.path} is gone again: it was not published")
-            return
-        self._to_publish.append((tables.store_key(place.config_hash, place.own), raw))
-        self._due.set()
+        elif len(found) == len(place.names):
+            await self._share(place, found)
+        else:
+            self._published = (
+                f"tables: {len(found)} of {len(place.names)} ranks have one on this host: the last "
+                "to have its own publishes all"
+            )
 
     async def rehearsed(self) -> None:
         """Tell which tables an engine has left, and have the stores get them, all or none."""
         warmable = self._warmable if self._enabled else None
         if warmable is None or not warmable.root or (place := self._place(warmable)) is None:
             return
-        try:
-            stored = [(name, await to_thread.run_sync(place.stored, name)) for name in place.names]
-        except (PreloadError, OSError) as error:
-            self._note(f"not published: {error}")
+        found = await self._left(place)
+        if found is None:
             return
-        found = [(name, raw) for name, raw in stored if raw is not None]
-        if len(found) < len(stored):
-            self._say(f"tables: {len(found)} of {len(stored)} ranks have one after the warm-up")
+        if len(found) < len(place.names):
+            self._say(
+                f"tables: {len(found)} of {len(place.names)} ranks have one after the warm-up"
+            )
             return
         self._say(f"tables: tuned by an engine, {one_line(place.path.parent)}")
         if self._stores is not None:
-            for name, raw in found:
-                self._to_publish.append((tables.store_key(place.config_hash, name), raw))
-            self._due.set()
+            await self._share(place, found)
+
+    async def _left(self, place: Place) -> Mapping[TableName, bytes] | None:
+        """What is on the disk, in the order of ranks; None, and that is told, if that fails."""
+        try:
+            stored = [(name, await _soon(partial(place.stored, name))) for name in place.names]
+        except (PreloadError, OSError) as error:
+            self._note(f"not published: {error}")
+            return None
+        return {name: raw for name, raw in stored if raw is not None}
+
+    async def _share(self, place: Place, found: Mapping[TableName, bytes]) -> None:
+        def judged() -> str:
+            return tables.mixed([parse(raw, str(name)) for name, raw in found.items()])
+
+        try:
+            why = await _soon(judged)
+        except (BadTable, OSError) as error:
+            why = str(error)
+        if why:
+            self._note(f"not published: {why}")
+            return
+        held = {tables.store_key(place.config_hash, name): raw for name, raw in found.items()}
+        self._to_publish.append(held)
+        self._due.set()
 
     # -- lives --
 
@@ -208,7 +242,7 @@ class Warming:
             await self._due.wait()
             self._due = anyio.Event()
             while self._to_publish:
-                await self._publish(*self._to_publish.pop(0))
+                await self._publish(self._to_publish.pop(0))
 
     # -- what others hear --
 
@@ -246,7 +280,7 @@ class Warming:
         """The table in the first store that has it. Blocking; PreloadError, OSError."""
         if self._stores is None:
             return None
-        return self._stores.find(tables.store_key(config_hash, name), MAX_NBYTES)
+        return self._stores.find(tables.store_key(config_hash, name), MAX_NBYTES, tables.loadable)
 
     # -- tiers --
 
@@ -271,7 +305,11 @@ class Warming:
     async def _found(self, place: Place) -> bool:
         """Whether nothing is to be tuned, since tables are there, were fetched, or cannot be put
         there."""
-        disk = await to_thread.run_sync(tables.on_disk, place, abandon_on_cancel=True)
+        try:
+            disk = await _soon(partial(tables.on_disk, place))
+        except OSError as error:
+            self._note(f"{place.path.parent}: {error}")
+            disk = tables.Disk()
         for fault in disk.faults:
             self._note(fault)
         if disk.conflict:
@@ -317,12 +355,15 @@ class Warming:
                 self._note(f"not seeded ({seeded.outcome}): {seeded.why}")
                 return None
             found[name] = seeded.value
+        if why := tables.mixed(found.values()):
+            self._note(f"not seeded ({Outcome.INCOMPATIBLE}): {why}")
+            return None
         return found
 
     async def _installed(self, place: Place, found: Mapping[TableName, Table], where: str) -> bool:
         try:
-            seeded = await to_thread.run_sync(install_all, place.root, place.config_hash, found)
-        except OSError as error:
+            seeded = await _soon(partial(install_all, place.root, place.config_hash, found))
+        except (PreloadError, OSError) as error:
             self._note(f"what {where} has cannot be installed: {error}")
             return False
         if seeded.outcome is not Outcome.INSTALLED:
@@ -331,12 +372,17 @@ class Warming:
         self._say(f"tables: installed from {where}, {one_line(place.path)}")
         return True
 
-    async def _publish(self, key: str, value: bytes) -> None:
+    async def _publish(self, held: _Set) -> None:
+        """All of them, unless the first is there already, and another: whoever was first has its
+        own there or is about to, and ranks are not to get some of each."""
         if self._stores is None:
             return
+        first = next(iter(held))
         try:
-            with anyio.fail_after(PUBLISH_S):
-                await to_thread.run_sync(self._stores.keep, key, value, abandon_on_cancel=True)
+            for key, value in held.items():
+                await _within(PUBLISH_S, partial(self._stores.keep, key, value))
+                if key == first and not await self._is_ours(key, value):
+                    return
         except TimeoutError:
             self._note(f"publishing to the stores took more than {PUBLISH_S:g} s")
         except (PreloadError, OSError) as error:
@@ -346,6 +392,16 @@ class Warming:
             self._published = (
                 "" if self._stores.faults else "tables: published to the shared stores"
             )
+
+    async def _is_ours(self, key: str, value: bytes) -> bool:
+        if self._stores is None:
+            return False
+        there = await _within(PUBLISH_S, partial(self._stores.find, key, MAX_NBYTES))
+        if there is not None and there != value:
+            self._note(f"not published: a store has other tables already, which stay there: {key}")
+        elif there is None and not self._stores.faults:
+            self._note(f"not published: no store has kept {key}")
+        return there == value
 
     # -- telling --
 
@@ -362,3 +418,17 @@ class Warming:
         if note not in self._notes:
             self._notes.append(note)
             log.warning("%s", note)
+
+
+async def _soon(work: Callable[[], T]) -> T:
+    """What blocking `work` on the disk returns; its errors, or OSError if it takes too long."""
+    try:
+        return await _within(DISK_S, work)
+    except TimeoutError:
+        raise OSError(errno.ETIMEDOUT, f"the disk did not answer for {DISK_S:g} s") from None
+
+
+async def _within(seconds: float, work: Callable[[], T]) -> T:
+    """What blocking `work` returns; TimeoutError, and it is left behind, if it takes longer."""
+    with anyio.fail_after(seconds):
+        return await to_thread.run_sync(work, abandon_on_cancel=True)

@@ -188,7 +188,7 @@ def test_a_rank_that_is_started_again_still_has_the_token(launch, listening, por
         (("--seed-token", "a", "--seed-token=b"), {}, 78, "--seed-token: is given with different"),
         (("--seed-token", "plt_" + "x" * 4096), {}, 78, "--seed-token: is longer than 4,096 bytes"),
         ((), {VARIABLE: " "}, 78, f"${VARIABLE} is empty"),
-        (("--seed-token-file", "/none"), {}, 74, "--seed-token-file: /none could not be read: No"),
+        (("--seed-token-file", "/none"), {}, 78, "--seed-token-file: /none: there is no such file"),
         (
             ("--seed-token", "a", "--seed-tls-cert", "/none"),
             {},

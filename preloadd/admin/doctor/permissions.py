@@ -132,7 +132,7 @@ def _secrets(folder: Path) -> Iterator[Finding]:
             yield fault(
                 "state",
                 f"{path} is open to group or others (mode {mode:04o})",
-                f"chmod 600 {path}, then `preloadd admin token rotate` for each token",
+                f"chmod 600 {path}, then `preloadctl token rotate` for each token",
             )
 
 

@@ -111,7 +111,7 @@ def _listening(files: Tls) -> Callable[[], ssl.SSLContext]:
             told.clear()
         except ConfigError as error:
             if not before:
-                raise
+                raise ConfigError(f"seed.tls_{error}") from None
             if str(error) not in told:
                 told.add(str(error))
                 log.warning("the certificate of before is presented: tls_%s", error)

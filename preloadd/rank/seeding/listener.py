@@ -186,6 +186,9 @@ class Listener:
                 self._say_once(f"{address} unknown", text, address, refusal(error))
             except OSError as error:
                 log.debug("a peer at %s hung up: %s", address, error.strerror)
+            except PreloadError as error:
+                # What is wrong is ours, and the same for all.
+                self._say_once("ours", "nobody is heard: %s", error)
             except Exception:  # noqa: BLE001 - logged, but not at every connection
                 text = "a peer at %s was hung up on, because hearing it failed"
                 self._say_once(f"{address} failed", text, address, exc_info=True)

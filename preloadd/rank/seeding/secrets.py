@@ -55,8 +55,8 @@ def own_token(seeding: Seeding, environ: Mapping[str, str], passed: Sequence[str
     kept = None if given or not seeding.tokens else kept_secret(Path(seeding.tokens))
     if not given and kept is None:
         raise ConfigError(
-            f"there is no token to show to the source {seeding.source}: keep one with `preloadd "
-            "admin token keep`, or give token_file the path of a file that holds one"
+            f"there is no token to show to the source {seeding.source}: keep one with "
+            "`preloadctl token keep`, or give token_file the path of a file that holds one"
         )
     return given[0] if given else str(kept)
 
@@ -107,11 +107,11 @@ def require_tokens(
     if not accepted and not (seeding.tokens and Path(seeding.tokens, TOKENS).exists()):
         raise ConfigError(
             f"there is no token by which those are known who are seeded at {seeding.listen}: make "
-            "one with `preloadd admin token create`, or give token_file the path of a file with one"
+            "one with `preloadctl token create`, or give token_file the path of a file with one"
         )
     if not any(one.valid(wall) for one in accepted):
         log.warning(
-            "no token is valid, so that nobody is seeded at %s: see `preloadd admin token list`",
+            "no token is valid, so that nobody is seeded at %s: see `preloadctl token list`",
             seeding.listen,
         )
 

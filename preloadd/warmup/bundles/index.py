@@ -77,7 +77,7 @@ def remember(root: Path, entry: Entry) -> None:
 
     One that was installed stays so, although it is packed here as well, to be given on.
     """
-    with locked_folder(root, within=BUSY_S) as folder:
+    with locked_folder(root, within=tree.BUSY_S) as folder:
         there = entries(root)
         if any(_is_same(one, entry) and not one.made for one in there):
             entry = replace(entry, made=False)

@@ -44,7 +44,7 @@ def missing(root: Path, manifest: Manifest) -> tuple[str, ...]:
     """The folders of a bundle that are not in the cache root; InTheWay, InsecurePath, OSError."""
     if not (root / CACHES).exists():
         return manifest.folders
-    with locked_folder(root, within=BUSY_S) as top:
+    with locked_folder(root, within=tree.BUSY_S) as top:
         return _missing(top, manifest)
 
 
@@ -56,7 +56,10 @@ def install(root: Path, bundle: Bundle, content: BinaryIO) -> Installed:
     """
     _check_whole(bundle, content)
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with locked_folder(root, within=BUSY_S) as top, tree.entered(top, CACHES, make=True) as caches:
+    with (
+        locked_folder(root, within=tree.BUSY_S) as top,
+        tree.entered(top, CACHES, make=True) as caches,
+    ):
         _sweep(caches)
         new = _missing(top, bundle.manifest)
         if new:

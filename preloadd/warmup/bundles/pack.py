@@ -50,7 +50,7 @@ def pack(root: Path, folders: Sequence[str], identity: Mapping[str, str], out: B
             raise BadBundle(f"it has more than {MAX_BUNDLE:,} bytes, the most that is taken")
 
     members = []
-    with locked_folder(root, within=BUSY_S) as top:
+    with locked_folder(root, within=tree.BUSY_S) as top:
         for path, seen in _found(top, folders):
             write(ustar.header(path, seen.st_size))
             digest = hashlib.sha256()

@@ -13,6 +13,9 @@ from preloadd.errors import InsecurePath
 from preloadd.linux.fds import OwnedFd
 from preloadd.warmup.bundles.manifest import MAX_DEPTH, passing
 
+BUSY_S = 30.0
+"""Seconds that a cache root is waited for: somebody installs all of a bundle there, or packs it."""
+
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _FRESH = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC

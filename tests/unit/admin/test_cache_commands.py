@@ -49,7 +49,8 @@ def test_list(ask, root):
     assert lines[1].split()[0] == "CONFIGURATION"
     assert lines[2].split()[:6] == [H[:12], "0.7.2", "NVIDIA", "H200", "2", "1"]
     assert lines[2].endswith("  ok")
-    assert ask("list", "--root", "/nowhere")[:2] == (0, "no tables\n")
+    status, out, err = ask("list", "--root", "/nowhere")
+    assert (status, "/nowhere: there is no such folder" in out + err) == (78, True)
 
 
 def test_json_has_everything(ask, root):

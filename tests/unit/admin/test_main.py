@@ -172,6 +172,10 @@ def test_tokens_through_their_whole_life(host):
     assert rotated != secret
     listed = json.loads(run(host, "token", "list", "--json").stdout)["tokens"]
     assert [one["name"] for one in listed] == ["mirror", "mirror"]
+    assert all(one["expires"] for one in listed)
+    assert run(host, "token", "rotate", "mirror", "--expires", "never").returncode == 0
+    listed = json.loads(run(host, "token", "list", "--json").stdout)["tokens"]
+    assert [one["expires"] for one in listed].count(None) == 1
     assert run(host, "token", "keep", text=f"{rotated}\n").returncode == 0
     assert (host.root / "state/seed.token").read_text().strip() == rotated
     assert run(host, "token", "revoke", "mirror").returncode == 0

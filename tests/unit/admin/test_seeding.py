@@ -46,7 +46,7 @@ def test_a_file_of_tokens_is_enough(host, file, table):
 
 def test_files_that_are_not_there_or_hold_nothing_are_told_with_their_key(host, file):
     host.group(more=f'{LISTEN}token_file = "/none"\n')
-    assert told(host)[0].startswith("a.toml: seed.token_file: /none could not be read: No such")
+    assert told(host)[0].startswith("a.toml: seed.token_file: /none: there is no such file")
     file.write_text("\n")
     host.group(more=f'{LISTEN}token_file = "{file}"\n')
     assert told(host)[0].startswith(f"a.toml: seed.token_file: {file} is empty")

@@ -1,4 +1,5 @@
 import json
+import math
 
 import pytest
 
@@ -56,6 +57,25 @@ def test_rotation_without_overlap_ends_the_old_one_at_once(state):
     tokens.rotate(state, "a", now=10.0, lasts=None, overlap=0.0)
     assert name_of(state, old, 10.0) is None
     assert len(read_tokens(state)) == 2
+
+
+def test_rotated_token_is_valid_for_as_long_as_the_old_one_was(state):
+    tokens.create(state, "a", now=0.0, lasts=3 * DAY)
+    tokens.create(state, "b", now=0.0, lasts=None)
+    for now in (DAY, 2 * DAY):
+        new = tokens.rotate(state, "a", now=now, lasts=None, overlap=60.0)
+    assert name_of(state, new, 5 * DAY - 1) == "a"
+    assert name_of(state, new, 5 * DAY) is None
+    assert name_of(state, tokens.rotate(state, "b", now=DAY, lasts=None, overlap=0.0), 1e12) == "b"
+
+
+def test_rotated_token_may_be_given_another_lifetime(state):
+    tokens.create(state, "a", now=0.0, lasts=DAY)
+    new = tokens.rotate(state, "a", now=0.0, lasts=60.0, overlap=0.0)
+    assert name_of(state, new, 60.0) is None
+    new = tokens.rotate(state, "a", now=0.0, lasts=math.inf, overlap=0.0)
+    assert name_of(state, new, 1e12) == "a"
+    assert read_tokens(state)[0].expires is None
 
 
 def test_revoked_token_and_all_its_overlaps_are_gone(state):

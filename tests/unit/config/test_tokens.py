@@ -22,6 +22,7 @@ from preloadd.config.tokens import (
 )
 from preloadd.domain.tokens import PREFIX, token
 from preloadd.errors import ConfigError, InsecurePath, ReadFailed
+from preloadd.linux.private import LOCK
 
 WORD = PREFIX + "a" * 43
 ONE = token("n", WORD, bytes(16), now=1.0, expires=None)
@@ -52,7 +53,7 @@ def test_tokens_come_back_and_only_the_owner_may_read_them(state):
     assert read_tokens(state) == (ONE,)
     assert (state / TOKENS).stat().st_mode & 0o777 == 0o600
     assert WORD not in (state / TOKENS).read_text()
-    assert [path.name for path in state.iterdir()] == [TOKENS]
+    assert {path.name for path in state.iterdir()} == {TOKENS, LOCK}
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o666])
@@ -151,7 +152,7 @@ def test_disk_that_takes_no_more_leaves_the_old_file(state):
         f"{state / TOKENS} could not be written: File too large. Nothing was changed" in done.stdout
     )
     assert read_tokens(state) == (ONE,)
-    assert [path.name for path in state.iterdir()] == [TOKENS]
+    assert {path.name for path in state.iterdir()} == {TOKENS, LOCK}
 
 
 def test_missing_folder_is_told(tmp_path):
@@ -229,7 +230,7 @@ def test_files_without_tokens_are_told_by_their_name_and_without_what_is_in_them
 
 
 def test_files_of_tokens_that_cannot_be_read_are_told(given, tmp_path):
-    with pytest.raises(ReadFailed, match="No such file") as caught:
+    with pytest.raises(ConfigError, match="there is no such file: correct the path") as caught:
         read_secrets(tmp_path / "none")
     assert str(tmp_path / "none") in str(caught.value)
     with pytest.raises(ConfigError, match="no regular file"):

@@ -18,6 +18,9 @@ def table(tactic: int = 1, *, metadata=H200, key: str = KEY) -> Table:
     return Table({key: Entry("CublasFp8GemmRunner", tactic)}, metadata)
 
 
+MORE = Table({**table().entries, **table(key=KEY.replace("fp8", "bf16")).entries}, H200)
+
+
 def told(*tables: Table) -> dict[str, bytes]:
     """What a daemon hands over: a table for each rank in order."""
     return {str(name): render(one) for name, one in zip(RANKS, tables, strict=False)}
@@ -62,7 +65,8 @@ FORGED = render(table()).replace(b"NVIDIA H200", b"*")
         ({**told(table(), table()), str(RANKS[1]): b'{"x": 5}'}, BadTable, "rank1.json"),
         (told(table(), table(metadata=H200 | {"gpu": "B200"})), UnfitTables, "gpu"),
         (told(table(), table(metadata=H200 | {"cudnn_version": None})), UnfitTables, "cudnn"),
-        (told(table(), Table({}, H200)), UnfitTables, "not of one tuning"),
+        (told(table(), Table({}, H200)), UnfitTables, "is empty"),
+        (told(table(), MORE), UnfitTables, "not of one tuning"),
         (told(table(), table(metadata=None)), UnfitTables, "not of one tuning"),
         (told(table()) | {str(RANKS[1]): FORGED}, UnfitTables, "digest"),
     ],
@@ -109,3 +113,11 @@ def test_a_folder_that_is_a_link_is_not_followed(tmp_path):
     with pytest.raises(InsecurePath):
         put(told(table(1), table(2)), tmp_path)
     assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+def test_empty_tables_are_none(tmp_path):
+    empty = Table({}, H200)
+    with pytest.raises(UnfitTables, match="is empty"):
+        put(told(empty, empty), tmp_path)
+    folder.install(tmp_path, HASH, dict.fromkeys(RANKS, empty), Existing.REPLACE)
+    assert put(told(table(), table()), tmp_path).startswith("2 tables of FlashInfer from")

@@ -4,7 +4,7 @@ import pytest
 
 from preloadd.config.run import parse_run
 from preloadd.config.tokens import CREDENTIAL, VARIABLE
-from preloadd.errors import ConfigError, InsecurePath, ReadFailed
+from preloadd.errors import ConfigError, InsecurePath
 from preloadd.launcher import seeding as of
 from preloadd.launcher.seeding import Taken, take, tokens_for
 
@@ -95,7 +95,7 @@ def test_what_is_wrong_is_told_by_where_it_stands(tmp_path):
         tokens_for(options(**LISTEN), None, {})
     with pytest.raises(InsecurePath, match=f"^--seed-token-file: {file} is open to all"):
         tokens_for(options(**LISTEN, seed_token_file=str(file)), "x", {})
-    with pytest.raises(ReadFailed, match=r"^--seed-token-file: /none could not be read"):
+    with pytest.raises(ConfigError, match=r"^--seed-token-file: /none: there is no such file: cor"):
         tokens_for(options(**LISTEN, seed_token_file="/none"), "x", {})
     with pytest.raises(ConfigError, match=rf"^\${VARIABLE} is empty"):
         tokens_for(options(**LISTEN), "x", {VARIABLE: ""})

@@ -5,19 +5,27 @@ The rest, over sockets that break and senders that die, is in tests/process/test
 
 import dataclasses
 import socket
-from contextlib import ExitStack, closing
+import threading
+import time
+from contextlib import ExitStack, closing, suppress
 
 import pytest
+from blake3 import blake3
 
 from preloadd.domain.settings import ModelSettings, RankSettings
 from preloadd.errors import OutOfRoom
 from preloadd.linux import seqpacket
+from preloadd.linux.fds import OwnedFd
+from preloadd.linux.memfd import read_sealed
+from preloadd.loader import peer as of
 from preloadd.loader.peer import Peer, Want, fill, fill_native
 from preloadd.loader.race import Rule
 from preloadd.loader.streams import PeerLost
 from preloadd.memory.hip.driver import open_ordinal
 from preloadd.memory.host import HostFiller
 from preloadd.memory.vmm import VmmMapper
+from preloadd.protocol import codec, payload
+from preloadd.protocol.peering import PLACE_NBYTES, PeerGiven
 from preloadd.transport.blocking import Link
 from tests.weights_peers import (
     HERE,
@@ -112,6 +120,42 @@ def test_a_fault_that_is_found_by_the_caller_leaves_it_to_the_disk(peer, target,
     assert not target.fds
 
 
+def test_a_rank_that_finds_no_further_streams_is_not_waited_for(target, generation, caplog):
+    """The source gives its manifest and goes away; the rank says nothing any more."""
+    rule = Rule(enough_s=0.0, trial_s=30.0, least_s=1.0)
+    ours, theirs = seqpacket.pair()
+    near, far = socket.socketpair()
+    manifest = read_sealed(generation.sealed.fileno(), payload.MAX_NBYTES)
+    given = PeerGiven(
+        generation=generation.manifest.generation,
+        manifest=len(manifest),
+        chunks=generation.manifest.chunks,
+    )
+
+    def rank():
+        with closing(Link(ours)) as end, far:
+            end.receive().close()
+            with OwnedFd(near.detach()) as stream:
+                end.send(codec.encode(given), [stream])
+            far.recv(PLACE_NBYTES)
+            far.sendall(manifest + blake3(manifest).digest())
+            far.close()
+            while not end.receive().eof:
+                pass
+
+    with ExitStack() as undo:
+        thread = threading.Thread(target=rank)
+        thread.start()
+        undo.callback(thread.join)
+        link = undo.enter_context(closing(Link(theirs)))
+        begun = time.monotonic()
+        with target.reporting() as reporter:
+            about = wanted(target, disk=float(1 << 30))
+            assert fill(Peer(link, rule), about, HostFiller(), reporter) is None
+        assert time.monotonic() - begun < 3
+    assert "no weights from a peer, they are read from the disk" in caplog.text
+
+
 def test_without_a_rank_it_is_left_to_the_disk(target, caplog):
     ours, theirs = seqpacket.pair()
     with ExitStack() as undo:
@@ -122,3 +166,46 @@ def test_without_a_rank_it_is_left_to_the_disk(target, caplog):
             peer = Peer(link, Rule(enough_s=0.0))
             assert fill_native(peer, native, target.key, HostFiller(), reporter) is None
     assert "no weights from a peer, they are read from the disk" in caplog.text
+
+
+@pytest.mark.parametrize("dripping", [False, True])
+def test_a_peer_that_gives_no_manifest_leaves_it_to_the_disk(target, caplog, monkeypatch, dripping):
+    monkeypatch.setattr(of, "MANIFEST_S", 0.2)
+    ours, theirs = seqpacket.pair()
+    with ExitStack() as undo:
+        link = undo.enter_context(closing(Link(theirs)))
+        pairs = [socket.socketpair() for _ in range(4)]
+        for near, far in pairs:
+            undo.callback(far.close)
+            undo.callback(near.close)
+        ended = threading.Event()
+
+        def rank():
+            with closing(Link(ours)) as end:
+                while not (packet := end.receive()).eof:
+                    packet.close()
+                    copies = [OwnedFd.copy_of(near.fileno()) for near, _ in pairs]
+                    end.send(
+                        codec.encode(PeerGiven(generation="g", manifest=999, chunks=(1,))), copies
+                    )
+                    for copy in copies:
+                        copy.close()
+
+        def drip():
+            with suppress(OSError):
+                while dripping and not ended.wait(0.02):
+                    for _, far in pairs:
+                        far.send(b"x")
+
+        threads = [threading.Thread(target=work) for work in (rank, drip)]
+        for thread in threads:
+            thread.start()
+            undo.callback(thread.join)
+        undo.callback(link.close)
+        undo.callback(ended.set)
+        begun = time.monotonic()
+        with target.reporting() as reporter:
+            asked = Peer(link, Rule(enough_s=0.0))
+            assert fill(asked, wanted(target), HostFiller(), reporter) is None
+        assert time.monotonic() - begun < 2
+    assert "read from the disk: it sends too slowly" in caplog.text

@@ -2,7 +2,8 @@
 
 import socket
 import threading
-from contextlib import ExitStack
+import time
+from contextlib import ExitStack, suppress
 
 import pytest
 from blake3 import blake3
@@ -195,3 +196,27 @@ def test_closing_ends_what_is_under_way(peer):
     for thread in threads:
         thread.join()
     assert raised == ["it was given up"] * 2
+
+
+def test_what_is_due_is_not_waited_for_beyond(peer):
+    streams = peer([[silent]], [[silent]], [[silent]])
+    begun = time.monotonic()
+    with pytest.raises(PeerLost, match="too slowly"):
+        streams.fetch(MANIFEST, 0, memoryview(bytearray(8)), until=begun + 0.1)
+    assert time.monotonic() - begun < 1
+    assert len(streams.asked) == 1
+
+
+def test_what_drips_is_not_waited_for_beyond_what_is_due(peer):
+    def drip(place, sock):
+        with suppress(OSError):
+            while not stopped.wait(0.01):
+                sock.sendall(b"x")
+
+    stopped = threading.Event()
+    streams = peer([[drip]])
+    begun = time.monotonic()
+    with pytest.raises(PeerLost, match="too slowly"):
+        streams.fetch(MANIFEST, 0, memoryview(bytearray(1 << 20)), until=begun + 0.1)
+    stopped.set()
+    assert time.monotonic() - begun < 1

@@ -64,7 +64,7 @@ def test_a_rank_that_could_not_be_seeded_does_not_start(on):
     seeded = replace(on(Memory.HOST), seeding=Seeding(listen=Endpoint("127.0.0.1", 1)))
     assert _ends(on(Memory.HOST), [], kept=False) is None
     assert _ends(seeded, ["secret"], kept=False) is not None
-    with pytest.raises(ConfigError, match="preloadd admin token create"):
+    with pytest.raises(ConfigError, match="preloadctl token create"):
         _ends(seeded, [], kept=False)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable
@@ -12,6 +13,7 @@ import msgspec
 import pytest
 
 from preloadd.errors import ConfigError, ErrorCode, PreloadError
+from preloadd.linux.private import locked_folder
 from preloadd.protocol.messages import Tuned, Warmable
 from preloadd.rank import warming as module
 from preloadd.rank.tables import store_key
@@ -20,6 +22,8 @@ from preloadd.warmup import folder
 from preloadd.warmup.merge import Existing
 from preloadd.warmup.names import TableName
 from preloadd.warmup.seeding.kinds import Outcome, Seeded
+from preloadd.warmup.stores.chain import Stores
+from preloadd.warmup.stores.worker import Worker
 from preloadd.warmup.table import Entry, Table, parse, render
 from tests.tuned import H200
 
@@ -30,6 +34,11 @@ NAMES = (TableName(0, 0), TableName(0, 1))
 TABLE = Table({"('fp8_gemm', 'R', ())": Entry("R", 1)}, H200)
 OTHER = Table({"('fp8_gemm', 'R', ())": Entry("R", 2)}, H200)
 ELSEWHERE = Table(TABLE.entries, H200 | {"gpu": "NVIDIA B200"})
+MORE = Table(TABLE.entries | {"('bf16_gemm', 'R', ())": Entry("R", 1)}, H200)
+EMPTY = Table({}, H200)
+LARGE = {"_metadata": H200, "('fp8_gemm', 'R', ())": ["R", [0] * 1_000_000]}
+"""A table that is small enough as it is, and too much once it is written."""
+
 UNKNOWN = Table(TABLE.entries, H200 | {"cudnn_version": "unknown"})
 
 
@@ -45,11 +54,11 @@ class Shelf:
         self.names, self.faults, self.closed = ("shelf",), (), False
         self._act = act
 
-    def find(self, key: str, limit: int) -> bytes | None:
+    def find(self, key: str, limit: int, fit=None) -> bytes | None:
         self._act()
         found = self.held.get(key)
         assert found is None or len(found) <= limit
-        return found
+        return found if found is None or fit is None or fit(found) else None
 
     def keep(self, key: str, value: bytes) -> None:
         self._act()
@@ -135,8 +144,8 @@ async def test_tables_on_the_disk_are_enough(rank, warmable, tmp_path):
 
 @pytest.mark.parametrize(
     "tables",
-    [[TABLE], [TABLE, UNKNOWN], [UNKNOWN, TABLE]],
-    ids=["one is missing", "the own one does not know where", "another's does not"],
+    [[TABLE], [TABLE, UNKNOWN], [UNKNOWN, TABLE], [TABLE, MORE], [EMPTY, EMPTY]],
+    ids=["one is missing", "the own does not know where", "another's does not", "mixed", "empty"],
 )
 async def test_tables_of_some_ranks_are_not(rank, warmable, tmp_path, tables):
     put(tmp_path / "root", *tables)
@@ -192,6 +201,9 @@ BAD = {
     "that does not know where": render(UNKNOWN),
     "that says nothing of where": render(Table(TABLE.entries)),
     "malformed": b'{"a": 5}',
+    "that is of another tuning": render(MORE),
+    "that is empty": render(EMPTY),
+    "that is too much for a file": json.dumps(LARGE, separators=(",", ":")).encode(),
 }
 
 
@@ -312,7 +324,7 @@ async def test_what_was_tuned_is_told_and_published(rank, warmable, tmp_path):
             "tables: published to the shared stores",
         )
         tasks.cancel_scope.cancel()
-    assert list(shelf.held) == [store_key(HASH, NAMES[1])]
+    assert list(shelf.held) == [store_key(HASH, name) for name in NAMES]
     assert shelf.closed
 
 
@@ -410,3 +422,84 @@ async def test_stores_that_cannot_be_used_end_a_start_and_no_adoption(tmp_path):
         await warming.work()
     assert warming.told() == ("tables: shared stores: there is no store 'fil'",)
     warming.close()
+
+
+@pytest.mark.parametrize(
+    ("tables", "why"),
+    [([TABLE, MORE], "not of one tuning"), ([EMPTY, EMPTY], "is empty")],
+    ids=["mixed", "empty"],
+)
+async def test_tables_of_a_peer_that_do_not_go_together_are_told(
+    rank, warmable, tmp_path, tables, why
+):
+    async with rank(fetch=source(*tables)) as warming:
+        assert await warming.wanted(warmable)
+        (note,) = warming.told()
+    assert note.startswith("tables: not seeded (incompatible): ")
+    assert why in note
+    assert not (tmp_path / "root").exists()
+
+
+async def test_what_a_peer_should_not_have_sent_is_no_error(rank, warmable):
+    """A fetch judges; should it not, a load goes on all the same."""
+    large = Table({"a": Entry("R", [0] * 1_000_000)}, H200)
+    async with rank(fetch=source(large, large)) as warming:
+        assert await warming.wanted(warmable)
+        (note,) = warming.told()
+    assert "what a peer has cannot be installed" in note
+
+
+async def test_a_folder_that_somebody_holds_delays_nobody(rank, warmable, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "DISK_S", 0.2)
+    put(tmp_path / "root", TABLE)
+    with locked_folder(tmp_path / "root" / HASH):
+        async with rank(fetch=source(TABLE, TABLE)) as warming:
+            since = time.monotonic()
+            assert await warming.wanted(warmable)
+            assert time.monotonic() - since < 2
+            (note,) = warming.told()
+    assert "the disk did not answer for 0.2 s" in note
+
+
+async def test_a_store_with_what_is_bad_hides_none_that_follows(rank, warmable, tmp_path):
+    shelves = [Shelf(dict.fromkeys(NAMES, table)) for table in (ELSEWHERE, TABLE)]
+    workers = [Worker(str(n), lambda shelf=shelf: shelf, 2.0) for n, shelf in enumerate(shelves)]
+    with Stores(workers) as stores:
+        async with rank(stores) as warming:
+            assert not await warming.wanted(warmable)
+            assert warming.told()[0].startswith("tables: installed from a shared store, ")
+    assert [one.metadata for one in installed(tmp_path / "root")] == [H200, H200]
+
+
+async def test_who_was_first_to_publish_stays(rank, warmable, tmp_path):
+    """Some ranks with the tables of one tuning, and some with another's, would be worse."""
+    shelf = Shelf({NAMES[0]: OTHER})
+    async with rank(shelf) as warming, anyio.create_task_group() as tasks:
+        await warming.wanted(warmable)
+        put(tmp_path / "root", TABLE, TABLE)
+        tasks.start_soon(warming.work)
+        await warming.rehearsed()
+        await told(warming, "a store has other tables already")
+        tasks.cancel_scope.cancel()
+    assert shelf.held == {store_key(HASH, NAMES[0]): render(OTHER)}
+
+
+async def test_the_last_of_the_ranks_publishes_for_all(rank, warmable, tmp_path):
+    shelf = Shelf()
+    async with rank(shelf) as warming, anyio.create_task_group() as tasks:
+        await warming.wanted(warmable)
+        folder.install(tmp_path / "root", HASH, {NAMES[1]: TABLE}, Existing.REPLACE)
+        tasks.start_soon(warming.work)
+        await warming.made(warmable, Tuned(entries=1))
+        assert "tables: 1 of 2 ranks have one on this host" in warming.told()[-1]
+        tasks.cancel_scope.cancel()
+    assert shelf.held == {}
+
+
+@pytest.mark.parametrize("tables", [[TABLE, MORE], [EMPTY, EMPTY]], ids=["mixed", "empty"])
+async def test_what_does_not_go_together_is_not_published(rank, warmable, tmp_path, tables):
+    async with rank(Shelf()) as warming:
+        await warming.wanted(warmable)
+        put(tmp_path / "root", *tables)
+        await warming.rehearsed()
+        assert any("tables: not published: " in line for line in warming.told())

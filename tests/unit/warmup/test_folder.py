@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 
 from preloadd.errors import InsecurePath
+from preloadd.linux.private import LOCK
 from preloadd.warmup import folder
 from preloadd.warmup.merge import Existing, TableConflict
 from preloadd.warmup.names import TableName
-from preloadd.warmup.table import Entry, Table, parse
+from preloadd.warmup.table import BadTable, Entry, Table, parse
 
 HASH = "ab" * 32
 ONE, TWO = TableName(0, 0), TableName(0, 1)
@@ -165,7 +166,7 @@ def test_only_tables_are_removed(root, table):
     other = root / HASH / "pcie_ipc_allreduce_tp_0_1.json"
     other.write_text("{}")
     assert len(folder.remove(root, HASH)) == 2
-    assert [path.name for path in (root / HASH).iterdir()] == [other.name]
+    assert sorted(path.name for path in (root / HASH).iterdir()) == [LOCK, other.name]
     other.unlink()
     assert folder.remove(root, HASH) == []
     assert folder.hashes(root) == []
@@ -232,3 +233,18 @@ def test_of_one_table_no_link_is_followed(root, table, tmp_path):
         folder.stored(root, HASH, ONE)
     with pytest.raises(ValueError, match="no hash"):
         folder.stored(root, "..", ONE)
+
+
+def test_lock_is_no_table_and_goes_with_the_folder(root, table):
+    put(root, ONE, table=table)
+    assert (root / HASH / LOCK).exists()
+    assert [one.name for one in folder.tables(root, HASH)] == [ONE]
+    folder.remove(root, HASH)
+    assert folder.hashes(root) == []
+
+
+def test_what_is_too_much_once_it_is_written_is_not(root, metadata):
+    large = Table({"a": Entry("R", [0] * 1_000_000)}, metadata)
+    with pytest.raises(BadTable):
+        put(root, ONE, table=large)
+    assert folder.tables(root, HASH) == []

@@ -72,6 +72,11 @@ async def test_nobody_there_is_said_after_a_while(port, wanted):
     assert seeded.why == f"{HERE}:{port}: connection refused (tried for 0.2 s)"
 
 
+async def test_how_long_it_was_tried_is_rounded(port, wanted):
+    seeded = await fetch(Endpoint(HERE, port), wanted, SECRET, within=0.09062)
+    assert seeded.why.endswith("(tried for 0.1 s)")
+
+
 async def test_a_source_that_says_nothing_is_given_up(port, wanted):
     with socket.create_server((HERE, port)):
         seeded = await fetch(Endpoint(HERE, port), wanted, SECRET, within=0.1)
@@ -144,6 +149,7 @@ async def test_what_is_no_source_is_said(sending, wanted, garbage):
         seeded = await fetch(source, wanted, SECRET, within=30)
     assert seeded.outcome is Outcome.INCOMPATIBLE
     assert "this is no source" in seeded.why
+    assert ("something else listens there" in seeded.why) == (garbage[0] != 0)
 
 
 @pytest.mark.parametrize("token", [SECRET, "x" * 60 + SECRET, "kurz", "schlüssel-mit-ä-und-mehr"])

@@ -1,6 +1,6 @@
 import pytest
 
-from preloadd.rank.seeding.crowd import MOST, MOST_EACH, Crowd, of_one_peer
+from preloadd.rank.seeding.crowd import MOST, MOST_EACH, Crowd, most_of, of_one_peer
 
 
 def test_the_oldest_of_the_same_address_makes_room():
@@ -31,6 +31,13 @@ def test_of_all_addresses_that_with_most_makes_room():
         crowd.arrived(n, f"one {n}")
     assert crowd.arrived(MOST, "new") == 0
     assert len(crowd) == MOST
+
+
+def test_where_few_files_may_be_open_few_come_in():
+    assert [most_of(files) for files in (1 << 20, 4 * MOST, 256, 3)] == [MOST, MOST, 64, 1]
+    crowd = Crowd(most_of(8))
+    assert [crowd.arrived(n, "a") for n in range(4)] == [None, None, 0, 1]
+    assert len(crowd) == 2
 
 
 def test_who_left_takes_no_room():

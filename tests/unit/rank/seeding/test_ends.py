@@ -192,8 +192,49 @@ async def test_a_renewed_certificate_is_presented_and_a_broken_one_is_not(
         put("renewed")
         assert (await ends.fetch(wanted)).outcome is Outcome.FETCHED
         cert.write_text("half of")
-        assert (await ends.fetch(wanted)).outcome is Outcome.FETCHED
-        assert "the certificate of before is presented: tls_cert" in caplog.text
+        for _ in range(3):
+            assert (await ends.fetch(wanted)).outcome is Outcome.FETCHED
+        assert caplog.text.count("the certificate of before is presented: tls_cert") == 1
+
+
+async def test_strangers_do_not_fill_the_log_where_there_is_no_certificate(
+    source, place, made, kind, tmp_path, caplog
+):
+    cert = tmp_path / "c.pem"
+    shutil.copy(made["source"], cert)
+    settings = source(tls=Tls(str(cert), str(key_of(made["source"])), str(made["ca"])))
+    answering = Ends(settings, {}, [OWN]).listener([kind])
+    cert.unlink()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(answering.serve)
+        await answering.tried.wait()
+        for _ in range(5):
+            wire = await tcp.connect(place.host, place.port)
+            assert await wire.receive() == b""
+            wire.close()
+        tasks.cancel_scope.cancel()
+    (told,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert told.getMessage().startswith(f"nobody is heard: seed.tls_cert: {cert} cannot be read")
+    assert not told.exc_info
+
+
+async def test_a_source_says_where_it_listens_once_it_does(serving, source, place, caplog):
+    caplog.set_level(logging.INFO)
+    async with serving(source(), OWN):
+        await anyio.sleep(0.01)
+    assert f"others are seeded at {place}" in [record.message for record in caplog.records]
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid"])
+async def test_an_address_of_another_host_is_said_to_be_none(serving, source, port, host, caplog):
+    caplog.set_level(logging.INFO)
+    async with serving(replace(source(), listen=Endpoint(host, port)), OWN):
+        pass
+    told = [record.message for record in caplog.records if record.name == listener.__name__]
+    assert len(told) == 1
+    assert told[0].startswith(f"others cannot be seeded at {host}:{port}: ")
+    assert f"{host} is no address of this host: correct listen_host, or --seed-" in told[0]
+    assert "ss -ltnp" not in told[0]
 
 
 @pytest.mark.parametrize(
@@ -213,7 +254,7 @@ async def test_a_port_that_others_reach_without_tls_is_warned_of_once(
 
 
 async def test_files_and_tokens_that_cannot_be_used_are_said_before(source, target, tls, wanted):
-    with pytest.raises(ConfigError, match="admin token create"):
+    with pytest.raises(ConfigError, match="preloadctl token create"):
         Ends(source(), {}).require()
     with pytest.raises(ConfigError, match=r"^seed.tls_cert: /none cannot be read"):
         Ends(source(tls=Tls("/none")), {}, [OWN]).require()

@@ -2,7 +2,8 @@ import os
 
 import pytest
 
-from preloadd.rank.seeding.fresh import Fresh
+from preloadd.errors import ConfigError
+from preloadd.rank.seeding.fresh import AGAIN_S, Fresh
 
 
 @pytest.fixture
@@ -57,3 +58,24 @@ def test_what_cannot_be_made_is_tried_again_and_nothing_old_is_given(fresh, file
             value.get()
     file.write_text("c")
     assert value.get() == "c"
+
+
+def test_what_failed_is_not_read_for_everybody_who_asks(file):
+    now, reads = 0.0, []
+
+    def read():
+        reads.append(None)
+        raise ConfigError(file.read_text())
+
+    value = Fresh([file], read, clock=lambda: now)
+    for _ in range(3):
+        with pytest.raises(ConfigError, match="a"):
+            value.get()
+    assert len(reads) == 1
+    file.write_text("other")
+    with pytest.raises(ConfigError, match="other"):
+        value.get()
+    now = AGAIN_S
+    with pytest.raises(ConfigError, match="other"):
+        value.get()
+    assert len(reads) == 3

@@ -341,16 +341,19 @@ async def test_tokens_that_cannot_be_read_end_one_connection(serving, wanted, ta
 
 
 async def test_a_port_that_is_taken_is_said_so_and_tried_again(
-    serving, port, wanted, table, monkeypatch
+    serving, port, wanted, table, monkeypatch, caplog
 ):
+    caplog.set_level(logging.INFO)
     monkeypatch.setattr(of, "_AGAIN_S", 0.02)
     with socket.create_server((HERE, port)) as other:
         async with serving() as source:
             assert f"{HERE}:{port}" in source.fault
             assert "ss -ltnp" in source.fault
+            assert "others are seeded" not in caplog.text
             other.close()
             await a_good_peer_is_served(source, wanted, table)
             assert source.fault == ""
+            assert f"others are seeded at {HERE}:{port}" in caplog.text
 
 
 async def test_without_descriptors_it_waits_for_some(

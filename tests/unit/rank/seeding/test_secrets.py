@@ -128,10 +128,10 @@ def test_files_are_not_read_for_every_peer(seeding, monkeypatch):
 
 
 def test_a_rank_without_any_token_is_told_what_to_do(nothing, state):
-    with pytest.raises(ConfigError, match=r"source n:2.*`preloadd admin token keep`.*token_file"):
+    with pytest.raises(ConfigError, match=r"source n:2.*`preloadctl token keep`.*token_file"):
         own_token(nothing, {}, [])
     for folder in (str(state), "", "/nonexistent"):
-        with pytest.raises(ConfigError, match=r"\[::\]:1.*`preloadd admin token create`"):
+        with pytest.raises(ConfigError, match=r"\[::\]:1.*`preloadctl token create`"):
             require_tokens(Seeding(nothing.listen, tokens=folder), {}, [], wall=0.0)
 
 
@@ -142,7 +142,7 @@ def test_tokens_that_have_all_expired_keep_nobody_from_serving(nothing, state, c
     assert not caplog.records
     require_tokens(only_asked, {}, [], wall=6.0)
     assert "no token is valid" in caplog.text
-    assert "preloadd admin token list" in caplog.text
+    assert "preloadctl token list" in caplog.text
 
 
 def test_a_token_that_vllm_would_not_survive_is_warned_of(nothing, caplog):

@@ -168,3 +168,14 @@ def test_folders_are_recalled_while_they_are_there(source):
     assert recalled(source, IDENTITY | {"vllm": "0.34.0"}) == ()
     shutil.rmtree(source / AOT)
     assert recalled(source, IDENTITY) == ()
+
+
+def test_the_same_code_is_known_for_each_identity_that_has_it(root):
+    """Engines of two configurations may compile the same: neither is to forget it for the other."""
+    other = IDENTITY | {"engine_args": "others"}
+    write(root)
+    remember(root, ONE)
+    remember(root, replace(ONE, identity=digest(other), made=False))
+    assert recalled(root, IDENTITY) == recalled(root, other) == ONE.folders
+    remember(root, ONE)
+    assert [one.made for one in entries(root)] == [True, False]

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from preloadd.errors import ProtocolViolation
+from preloadd.linux.private import LOCK
 from preloadd.warmup import folder
 from preloadd.warmup.merge import Existing
 from preloadd.warmup.names import TableName
@@ -210,7 +211,7 @@ def test_a_hard_conflict_on_the_disk_stays_as_it_is(root, table, metadata):
     assert seeded.outcome is Outcome.INCOMPATIBLE
     assert str(path) in seeded.why
     assert path.read_bytes() == before
-    assert list(path.parent.iterdir()) == [path]
+    assert sorted(path.parent.iterdir()) == [path.with_name(LOCK), path]
 
 
 def test_entries_of_before_are_not_left_over(root, table, metadata):
@@ -218,3 +219,14 @@ def test_entries_of_before_are_not_left_over(root, table, metadata):
     assert install_all(root, HASH, {NAME: table}).outcome is Outcome.INSTALLED
     assert "stale" not in json.loads(path.read_bytes())
     assert install_all(root, HASH, {NAME: table}).outcome is Outcome.INSTALLED
+
+
+def test_a_table_that_would_be_too_much_in_a_file_is_unfit(root, wanted, metadata):
+    """As it comes it is small: written, each of its numbers has a line of its own."""
+    large = Table({"a": Entry("R", [0] * 1_000_000)}, metadata)
+    body = {"_metadata": dict(metadata), "a": ["R", large.entries["a"].tactic]}
+    raw = json.dumps({str(NAME): body}, separators=(",", ":")).encode()
+    with pytest.raises(Unfit, match="bytes"):
+        wanted.judged(decode(raw))
+    assert install_all(root, HASH, {NAME: large}).outcome is Outcome.INCOMPATIBLE
+    assert not (root / HASH / str(NAME)).exists()

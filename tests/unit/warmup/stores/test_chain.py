@@ -149,3 +149,15 @@ def test_from_several_threads(chain):
     for thread in threads:
         thread.join()
     assert found == [b"v"] * 20
+
+
+def test_what_is_not_fit_hides_no_store_and_is_told_once(chain, caplog):
+    stores = chain(Shelf("a", k="bad"), Shelf("b", k="good"))
+    for _ in range(3):
+        assert stores.find("k", fit=lambda value: value == b"good") == b"good"
+    (line,) = caplog.messages
+    assert "the store a has under k" in line
+    assert "remove it" in line
+    assert stores.find("k", fit=lambda _: False) is None
+    assert stores.find("k") == b"bad"
+    assert stores.faults == ()
