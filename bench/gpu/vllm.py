@@ -146,7 +146,9 @@ def upstream(session: Session, model: Path) -> Iterator[Callable[[], Way]]:
 def ours(session: Session, model: Path, *more: str) -> Iterator[tuple[Way, Daemon]]:
     """preloadd on `model`, ready, and how its engines start; `more` are arguments of vLLM."""
     assert session.meter is not None
+    # What engines make as they start is not measured here, and a rehearsal would have made it.
     flags = ("--memory", "cuda", "--gpus", session.meter.uuid, "--builder", "vllm")
+    flags += ("--disable-flashinfer-autotune",)
     folder = Path(tempfile.mkdtemp(prefix="our-", dir=session.scratch))
     told = (*DAEMONS_ARGUMENTS, *more)
     with Daemon(model, folder, session.meter.uuid, *flags, "--", *told) as daemon:
