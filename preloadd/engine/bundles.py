@@ -22,9 +22,9 @@ Ask = Callable[[str, int], Mapping[str, bytes]]
 _ARGUMENTS = "engine_args"
 
 
-def take(ask: Ask, config_hash: str, here: Mapping[str, str]) -> str:
-    """Have the bundle in the cache root that the identity `here` names; what was done, for people,
-    and '' if there is none.
+def take(ask: Ask, config_hash: str, identity: Callable[[], Mapping[str, str]]) -> str:
+    """Have the bundle in the cache root that the `identity` names; what was done, for people, and
+    '' if there is none: then nobody is asked for the identity either, which costs engines time.
 
     How an engine was told its configuration is its own affair: the hash says what came of it.
     ProtocolViolation, Unfit, BadBundle, InTheWay, InsecurePath, OSError: nothing was changed.
@@ -36,6 +36,7 @@ def take(ask: Ask, config_hash: str, here: Mapping[str, str]) -> str:
         answer = decode(told, MAX_MANIFEST)
     except Malformed as error:
         raise ProtocolViolation(f"what the daemon tells of its bundle: {error}") from None
+    here = identity()
     bundle = CompileWanted(config_hash, {**here, _ARGUMENTS: _arguments(answer)}).judged(answer)
     root = Path(here["cache_root"])
     if not missing(root, bundle.manifest):

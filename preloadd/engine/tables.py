@@ -18,8 +18,6 @@ from preloadd.warmup.names import TableName
 from preloadd.warmup.strict_json import MAX_NBYTES
 from preloadd.warmup.table import Table, parse
 
-KIND = "flashinfer_autotune"
-
 LIMIT = MAX_NBYTES
 """Bytes of one table."""
 

@@ -39,7 +39,7 @@ from preloadd.rank.generation import Generation
 from preloadd.rank.loading import Lend, Loader
 from preloadd.rank.orders import Orders, orders, remember
 from preloadd.rank.rehearsal import Rehearsal, hindrance
-from preloadd.rank.seeding.api import Answering, Exchange, Giver
+from preloadd.rank.seeding.api import Answering, Exchange, Fetch, Giver
 from preloadd.rank.seeding.secrets import passed_tokens, without_tokens
 from preloadd.rank.warming import RECORD, Warming
 from preloadd.transport.probe import ask_probe
@@ -146,11 +146,10 @@ def _rehearsal(
 def _bundling(settings: RankSettings, warming: Warming, ends: Exchange | None) -> Bundling:
     """What sees to compiled code, which needs an engine to be made."""
     seeding = settings.seeding
-    source = seeding is not None and seeding.source is not None
     return Bundling(
         trusted=settings.warmup.trust_bundles,
         stores=lambda: warming.stores,
-        fetch=ends.fetch if ends is not None and source else None,
+        fetch=_fetch(settings, ends),
         within=seeding.within if seeding is not None else 0.0,
         wall=lambda: datetime.now(UTC).timestamp(),
     )
@@ -165,14 +164,19 @@ def _warming(
     def stores() -> Stores:
         return open_stores(warm.stores, environ, python=settings.python)
 
-    source = seeding is not None and seeding.source is not None
     return Warming(
         folder / RECORD,
         enabled=warm.autotune,
         stores=stores if warm.stores else None,
-        fetch=ends.fetch if ends is not None and source else None,
+        fetch=_fetch(settings, ends),
         within=seeding.within if seeding is not None else 0.0,
     )
+
+
+def _fetch(settings: RankSettings, ends: Exchange | None) -> Fetch | None:
+    """What asks this rank's source; None without one."""
+    seeding = settings.seeding
+    return ends.fetch if ends is not None and seeding and seeding.source else None
 
 
 def _ends(settings: RankSettings, passed: Sequence[str], *, kept: bool) -> Exchange | None:

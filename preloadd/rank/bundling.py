@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import io
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import anyio
 from anyio import to_thread
@@ -20,9 +20,11 @@ from preloadd.domain.lines import one_line
 from preloadd.errors import AlreadyRunning, PreloadError
 from preloadd.linux.locks import Lock
 from preloadd.protocol.messages import Warmable
+from preloadd.rank.seeding.api import Fetch
 from preloadd.warmup.bundles import exchange
-from preloadd.warmup.bundles.exchange import Stores, Withheld
+from preloadd.warmup.bundles.exchange import Withheld
 from preloadd.warmup.bundles.index import listing, recalled
+from preloadd.warmup.bundles.install import Installed
 from preloadd.warmup.bundles.manifest import Bundle
 from preloadd.warmup.bundles.pack import pack
 from preloadd.warmup.bundles.usage import Listing, compiled, judge
@@ -33,7 +35,7 @@ from preloadd.warmup.seeding.compile_cache import (
     CompileWanted,
     payload_of,
 )
-from preloadd.warmup.seeding.kinds import Seeded
+from preloadd.warmup.stores.api import Shared
 
 log = logging.getLogger(__name__)
 
@@ -52,13 +54,6 @@ for their own."""
 _MAX_TOLD = 500
 
 
-class Fetch(Protocol):
-    """Asks the peer that this rank is seeded from, for no longer than `within` seconds."""
-
-    def __call__(self, wanted: CompileWanted, *, within: float) -> Awaitable[Seeded[Bundle]]:
-        """What it has; never an error."""
-
-
 class Bundling:
     """What the first rank of a group does about what its engines compile; `work` beside serving.
 
@@ -71,7 +66,7 @@ class Bundling:
         self,
         *,
         trusted: bool,
-        stores: Callable[[], Stores | None],
+        stores: Callable[[], Shared | None],
         fetch: Fetch | None,
         within: float,
         wall: Callable[[], float],
@@ -200,9 +195,9 @@ class Bundling:
             exchange.obtain, root, seeded.value, stores, trusted=self._trusted, now=self._wall()
         )
         got = await self._done(obtain)
-        if got is None or isinstance(got, Withheld):
-            if got is not None:
-                self._say(f"compiled code: not installed: {got.why}")
+        if isinstance(got, Withheld):
+            self._say(f"compiled code: not installed: {got.why}")
+        if not isinstance(got, Installed):
             return
         self._folders = self._installed = got.folders
         self._before = await self._done(partial(listing, root)) or {}

@@ -5,10 +5,10 @@ What is in here blocks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Self
 
 from preloadd.domain.lines import one_line
 from preloadd.errors import PreloadError
@@ -17,35 +17,13 @@ from preloadd.warmup import folder
 from preloadd.warmup.names import TableName, is_config_hash
 from preloadd.warmup.seeding.kinds import Unfit
 from preloadd.warmup.seeding.tables import KIND, TableWanted
+from preloadd.warmup.stores.api import Shared
 from preloadd.warmup.strict_json import MAX_NBYTES, Malformed, decode
 from preloadd.warmup.table import BadTable, Table, parse
 from preloadd.warmup.verdict import Metadata, Verdict, compare
 
 _PREFIX = f"vllm-warmup-cache/{KIND}"
 _MAX_RANKS = 1 << 12
-
-
-class Shared(Protocol):
-    """The stores of a group (see `warmup.stores`), asked in order and written to all."""
-
-    @property
-    def names(self) -> Sequence[str]:
-        """Of each store."""
-
-    @property
-    def faults(self) -> Sequence[str]:
-        """What is wrong with them now, a line each."""
-
-    def find(
-        self, key: str, limit: int, fit: Callable[[bytes], bool] | None = None
-    ) -> bytes | None:
-        """What the first has that has it, and `fit`; None. PreloadError, OSError."""
-
-    def keep(self, key: str, value: bytes) -> None:
-        """Put it into each. PreloadError, OSError."""
-
-    def close(self) -> None:
-        """Let go of them."""
 
 
 @dataclass(frozen=True, slots=True)

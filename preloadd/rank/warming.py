@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import anyio
 import msgspec
@@ -20,11 +20,13 @@ from preloadd.domain.lines import one_line
 from preloadd.errors import PreloadError
 from preloadd.protocol.messages import Tuned, Warmable
 from preloadd.rank import tables
-from preloadd.rank.tables import Place, Shared
+from preloadd.rank.seeding.api import Fetch
+from preloadd.rank.tables import Place
 from preloadd.warmup import folder
 from preloadd.warmup.names import TableName
-from preloadd.warmup.seeding.kinds import Kind, Outcome, Seeded
-from preloadd.warmup.seeding.tables import TableKind, TableWanted, install_all
+from preloadd.warmup.seeding.kinds import Kind, Outcome
+from preloadd.warmup.seeding.tables import TableKind, install_all
+from preloadd.warmup.stores.api import Shared
 from preloadd.warmup.strict_json import MAX_NBYTES
 from preloadd.warmup.table import BadTable, Table, parse
 
@@ -51,13 +53,6 @@ _MAX_TOLD = 500
 
 _Set = Mapping[str, bytes]
 """Tables of all ranks, under their keys in stores."""
-
-
-class Fetch(Protocol):
-    """Asks the peer that this rank is seeded from, for no longer than `within` seconds."""
-
-    def __call__(self, wanted: TableWanted, *, within: float) -> Awaitable[Seeded[Table]]:
-        """What it has; never an error."""
 
 
 class _Record(msgspec.Struct, frozen=True):

@@ -22,6 +22,7 @@ from preloadd.frameworks.vllm import tuning
 from preloadd.frameworks.vllm.compiled import compile_identity
 from preloadd.protocol.messages import REHEARSAL
 from preloadd.warmup.names import TableName
+from preloadd.warmup.seeding.tables import KIND
 
 log = logging.getLogger("vllm.preloadd")
 
@@ -50,7 +51,7 @@ def _tables(config: VllmConfig, placement: Placement, attachment: Attachment) ->
         log.debug("preloadd: no tables are asked for: %s", why)
         return ""
     config_hash = tuning.config_hash(config)
-    received = attachment.warmup(tables.KIND, config_hash, limit=tables.LIMIT)
+    received = attachment.warmup(KIND, config_hash, limit=tables.LIMIT)
     if not received:
         return f"the daemon has no tables of FlashInfer for this configuration ({config_hash[:12]})"
     wanted = [TableName(*rank) for rank in tuning.ranks(placement)]
@@ -59,15 +60,18 @@ def _tables(config: VllmConfig, placement: Placement, attachment: Attachment) ->
 
 
 def _compiled(config: VllmConfig, placement: Placement, attachment: Attachment) -> str:
-    config_hash, ranks = tuning.config_hash(config), tuning.ranks(placement)
-    here = compile_identity(
-        config, config_hash=config_hash, engine_args=(), ranks=ranks, environ=os.environ
-    )
+    config_hash = tuning.config_hash(config)
 
     def ask(kind: str, limit: int) -> Mapping[str, bytes]:
         return attachment.warmup(kind, config_hash, limit=limit)
 
-    return bundles.take(ask, config_hash, here.fields)
+    def identity() -> Mapping[str, str]:
+        ranks = tuning.ranks(placement)
+        return compile_identity(
+            config, config_hash=config_hash, engine_args=(), ranks=ranks, environ=os.environ
+        ).fields
+
+    return bundles.take(ask, config_hash, identity)
 
 
 _STEPS: tuple[Step, ...] = (_tables, _compiled)

@@ -5,7 +5,7 @@ most ranks are not seeded, and it would make their starts longer by a tenth.
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Protocol, TypeVar
 
 import anyio
@@ -42,6 +42,13 @@ class Answering(Protocol):
 
     async def serve(self) -> None:
         """Listen until cancelled."""
+
+
+class Fetch(Protocol):
+    """Asks the source of this rank, for no longer than `within` seconds."""
+
+    def __call__(self, wanted: Wanted[T], *, within: float) -> Awaitable[Seeded[T]]:
+        """What it has of what is `wanted`; never an error."""
 
 
 class Exchange(Protocol):

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import BinaryIO
 
 from preloadd.domain.lines import one_line
 from preloadd.errors import PreloadError
@@ -18,24 +18,7 @@ from preloadd.warmup.bundles.index import Entry, remember
 from preloadd.warmup.bundles.install import Installed, install, missing
 from preloadd.warmup.bundles.manifest import Bundle
 from preloadd.warmup.bundles.pack import pack
-
-
-class Stores(Protocol):
-    """What is used of `stores.chain.Stores`: one of them takes and gives a whole bundle at once."""
-
-    @property
-    def names(self) -> Sequence[str]:
-        """All stores."""
-
-    @property
-    def faults(self) -> Sequence[str]:
-        """A line for each store that did not do the last thing it was asked."""
-
-    def find(self, key: str, limit: int) -> bytes | None:
-        """The value of the first store that has one."""
-
-    def keep(self, key: str, value: bytes) -> None:
-        """Give the value to all stores."""
+from preloadd.warmup.stores.api import Shared
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +32,7 @@ def publish(
     root: Path,
     folders: Sequence[str],
     identity: Mapping[str, str],
-    stores: Stores,
+    stores: Shared,
     *,
     now: float,
 ) -> Bundle | Withheld:
@@ -64,8 +47,7 @@ def publish(
         return Withheld("no engine has compiled anything")
     try:
         with tempfile.TemporaryFile(dir=root) as packed:
-            bundle = pack(root, folders, identity, packed)
-            remember(root, Entry.of(bundle, made=True, now=now))
+            bundle = _packed(root, folders, identity, packed, now)
             packed.seek(0)
             stores.keep(bundle.key, packed.read())
     except (PreloadError, OSError) as error:
@@ -83,13 +65,19 @@ def remembered(
     BadBundle, InsecurePath, OSError as of `pack`.
     """
     with tempfile.TemporaryFile(dir=root) as packed:
-        bundle = pack(root, folders, identity, packed)
+        return _packed(root, folders, identity, packed, now)
+
+
+def _packed(
+    root: Path, folders: Sequence[str], identity: Mapping[str, str], out: BinaryIO, now: float
+) -> Bundle:
+    bundle = pack(root, folders, identity, out)
     remember(root, Entry.of(bundle, made=True, now=now))
     return bundle
 
 
 def obtain(
-    root: Path, bundle: Bundle, stores: Stores, *, trusted: bool, now: float
+    root: Path, bundle: Bundle, stores: Shared, *, trusted: bool, now: float
 ) -> Installed | Withheld:
     """Fetch a bundle that a source told of and install it in the cache root, unless it is there.
 

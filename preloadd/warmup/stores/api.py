@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar, Protocol
 
 from preloadd.errors import ErrorCode, PreloadError
@@ -52,6 +52,29 @@ class Store(Protocol):
 
     def close(self) -> None:
         """Let go of everything."""
+
+
+class Shared(Protocol):
+    """The stores of a group as those see them who use them: asked in order, and written to all."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Of each store."""
+
+    @property
+    def faults(self) -> Sequence[str]:
+        """What is wrong with them now, a line each."""
+
+    def find(
+        self, key: str, limit: int, fit: Callable[[bytes], bool] | None = None
+    ) -> bytes | None:
+        """What the first has that has it, and `fit`; None. PreloadError, OSError."""
+
+    def keep(self, key: str, value: bytes) -> None:
+        """Put it into each. PreloadError, OSError."""
+
+    def close(self) -> None:
+        """Let go of them."""
 
 
 Open = Callable[[str, Mapping[str, str]], Store]

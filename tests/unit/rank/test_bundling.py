@@ -221,7 +221,7 @@ async def test_an_engine_on_the_host_takes_it_over(root, told, tmp_path):
         return {KIND: one.answer_of, WHOLE: one.bundle_of}[kind](HASH)
 
     here = told.identity | {"engine_args": "as this engine was told"}
-    assert "is there already" in bundles.take(ask, HASH, here)
+    assert "is there already" in bundles.take(ask, HASH, lambda: here)
     assert asked == [KIND]
     # An engine in a container has the same path, and other files.
     kept = ask(WHOLE, 1 << 30)[BUNDLE]
@@ -232,13 +232,15 @@ async def test_an_engine_on_the_host_takes_it_over(root, told, tmp_path):
     def of_daemon(kind, limit):
         return answer if kind == KIND else {BUNDLE: kept}
 
-    assert "2 new folders" in bundles.take(of_daemon, HASH, here)
+    assert "2 new folders" in bundles.take(of_daemon, HASH, lambda: here)
     assert contents(root / "torch_compile_cache") == made
     with pytest.raises(Unfit, match="cuda: there"):
-        bundles.take(of_daemon, HASH, here | {"cuda": "12.8"})
+        bundles.take(of_daemon, HASH, lambda: here | {"cuda": "12.8"})
     shutil.rmtree(root / "torch_compile_cache")
     damaged = kept[:-1] + b"x"
     with pytest.raises(BadBundle):
-        bundles.take(lambda kind, _: answer if kind == KIND else {BUNDLE: damaged}, HASH, here)
+        bundles.take(
+            lambda kind, _: answer if kind == KIND else {BUNDLE: damaged}, HASH, lambda: here
+        )
     assert not contents(root / "torch_compile_cache")
-    assert bundles.take(lambda *_: {}, HASH, here) == ""
+    assert bundles.take(lambda *_: {}, HASH, lambda: here) == ""
