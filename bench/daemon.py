@@ -27,12 +27,19 @@ HANG_UP_S = 0.2
 
 class Group(Owner):
     """`preloadd run` on one model, as its users start it, until closed. `sockets` is the folder of
-    its ranks; what it and they say is kept in a file of `folder`."""
+    its ranks; what it and they say is kept in a file of `folder`. It may take `patience` seconds to
+    serve."""
 
     def __init__(
-        self, model: Path, folder: Path, *flags: str, environ: Mapping[str, str] | None = None
+        self,
+        model: Path,
+        folder: Path,
+        *flags: str,
+        environ: Mapping[str, str] | None = None,
+        patience: float = PATIENCE_S,
     ) -> None:
         self.sockets = folder / "sockets"
+        self._patience = patience
         self._told = folder / "told"
         argv = [sys.executable, "-m", "preloadd", "run", "--model", os.fspath(model)]
         argv += ["--weight-cache-socket-dir", os.fspath(self.sockets), *flags]
@@ -60,7 +67,7 @@ class Group(Owner):
         def serves(told: StatusTold) -> bool:
             return told.state == "serving" and told.pid != other_than
 
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + self._patience
         while time.monotonic() < deadline:
             with suppress(PreloadError):
                 told = [self.status(instance) for instance in instances]
@@ -108,9 +115,10 @@ class Daemon(Group):
         instance: str,
         *flags: str,
         environ: Mapping[str, str] | None = None,
+        patience: float = PATIENCE_S,
     ) -> None:
         quiet = ("--restart-ranks", "--log-level", "warning")
-        super().__init__(model, folder, *quiet, *flags, environ=environ)
+        super().__init__(model, folder, *quiet, *flags, environ=environ, patience=patience)
         self.instance = instance
 
     def __enter__(self) -> Self:

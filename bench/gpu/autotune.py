@@ -8,7 +8,7 @@ The weights are one layer's, which is all the kinds of products that there are. 
 start takes longer than one with `--disable-flashinfer-autotune`: nearly all of it is importing
 torch and FlashInfer, to ask that where tables are and what fits.
 
-Takes about 3 minutes on an H200, more where FlashInfer has yet to compile its kernels.
+Takes about a minute on an H200, more where FlashInfer has yet to compile its kernels.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ import time
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import Self
 
 from bench.daemon import Daemon
 from bench.gpu.gemms import LAYER, PROBLEMS
@@ -172,31 +171,15 @@ class _Autotune:
         folder = Path(tempfile.mkdtemp(dir=self._session.scratch))
         environ = {**os.environ, OVERRIDE: str(self._root(root))}
         own = ("--memory", "cuda", "--gpus", meter.uuid)
-        return _Patient(self._model, folder, meter.uuid, *own, *flags, environ=environ)
+        # Kernels may have to be compiled before it serves.
+        return Daemon(
+            *(self._model, folder, meter.uuid, *own, *flags), environ=environ, patience=GROUP_S
+        )
 
     def _root(self, name: str) -> Path:
         folder = self._session.scratch / "tables" / name
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         return folder
-
-
-class _Patient(Daemon):
-    """One that may have to compile kernels before it serves."""
-
-    def __enter__(self) -> Self:
-        deadline = time.monotonic() + GROUP_S
-        try:
-            while True:
-                try:
-                    self.serving(self.instance)
-                except TimeoutError:
-                    if time.monotonic() > deadline:
-                        raise
-                else:
-                    return self
-        except BaseException:
-            self.close()
-            raise
 
 
 def _table(root: Path) -> Path:

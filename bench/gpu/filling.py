@@ -34,6 +34,8 @@ class Filling:
                 "bench", str(driver.device), "", derived=False, model=self._model
             )
             native = Native(settings, filler.granularity)
+            count = len(native.plan.chunks)
+            wanted = [list(native.pieces_of(index, piece)) for index in range(count)]
             started = time.perf_counter()
             with native.opened(direct=True) as files, ExitStack() as undo:
                 chunks = undo.enter_context(ExitStack())
@@ -41,10 +43,8 @@ class Filling:
                     Readers(files, threads=threads, route=Route(threads), writing=filler.writing)
                 )
                 batches = [
-                    readers.start(
-                        chunks.enter_context(filler.create(nbytes)), native.pieces_of(index, piece)
-                    )
-                    for index, nbytes in enumerate(native.plan.chunks)
+                    readers.start(chunks.enter_context(filler.create(nbytes)), pieces)
+                    for nbytes, pieces in zip(native.plan.chunks, wanted, strict=True)
                 ]
                 for batch in batches:
                     readers.wait(batch, lambda _: None)

@@ -27,6 +27,7 @@ from bench.gpu.meter import MIB, NOTHING
 PACKAGES = (
     *("torch", "cuda-bindings", "safetensors", "blake3"),
     *("fastsafetensors", "instanttensor", "runai-model-streamer"),
+    *("flashinfer-python", "vllm"),
 )
 _ROOT = Path(__file__).parents[2]
 

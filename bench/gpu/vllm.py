@@ -6,17 +6,13 @@ from __future__ import annotations
 import json
 import os
 import select
-import signal
-import socket
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
-import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,9 +21,18 @@ from bench.daemon import Daemon
 from bench.gpu.session import Session, run
 from bench.gpu.vllm_models import make
 from bench.gpu.vllm_quantised import QUANTISED, Quantised
+from bench.gpu.vllm_serving import (
+    ENGINE_S,
+    ROOM,
+    VLLM,
+    Serving,
+    attaching,
+    free_port,
+    running,
+    wait_healthy,
+)
 from preloadd.linux.owner import Owner
 
-ENGINE_S = 150.0
 LARGE = "llama"
 MANY = "many"
 EAGER = {
@@ -124,18 +129,18 @@ def models(session: Session, *names: str) -> dict[str, Path]:
 def upstream(session: Session, model: Path) -> Iterator[Callable[[], Way]]:
     """vLLM's own daemon on `model`, that has begun; how its engines start, once it is ready."""
     folder = Path(tempfile.mkdtemp(prefix="up-", dir=session.scratch))
-    port = _free_port()
-    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "preload"]
+    port = free_port()
+    command = [*VLLM, "preload"]
     command += ["--model", os.fspath(model), *DAEMONS_ARGUMENTS]
     command += ["--weight-cache-socket-dir", os.fspath(folder)]
     command += ["--weight-cache-health-host", "127.0.0.1"]
     command += ["--weight-cache-health-port", str(port)]
     environ = {"VLLM_PLUGINS": ""}
     told = folder / "told"
-    with _running(command, environ, told) as process:
+    with running(command, environ, told) as process:
 
         def ready() -> Way:
-            _wait_healthy(port, process, told)
+            wait_healthy(port, process, told)
             extra = {"socket_dir": os.fspath(folder), "fallback": False}
             return Way("vllm preload", _from(extra))
 
@@ -303,28 +308,13 @@ def room(session: Session, part: str) -> None:
 def served(session: Session, part: str) -> None:
     """`vllm serve` as users start it, over HTTP."""
     (model,) = models(session, "mixtral").values()
-    with ours(session, model) as (way, _):
-        port = _free_port()
-        command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", os.fspath(model)]
-        command += ["--load-format", "ipc_cache", "--port", str(port), "--host", "127.0.0.1"]
-        extra = way.order["model_loader_extra_config"]
-        command += ["--model-loader-extra-config", json.dumps(extra)]
-        command += [*DAEMONS_ARGUMENTS, "--kv-cache-memory-bytes", str(2 << 30)]
-        told = Path(tempfile.mkdtemp(prefix="serve-", dir=session.scratch), "told")
-        began = time.monotonic()
-        with _running(command, {}, told) as process:
-            _wait_healthy(port, process, told)
-            session.report.figure(part, "from start to healthy", time.monotonic() - began, "s")
-            body = {"model": os.fspath(model), "prompt": [5, 9, 77], "max_tokens": 8}
-            request = urllib.request.Request(
-                f"http://127.0.0.1:{port}/v1/completions",
-                json.dumps({**body, "temperature": 0}).encode(),
-                {"Content-Type": "application/json"},
-            )
-            with urllib.request.urlopen(request, timeout=60) as answer:
-                found = json.load(answer)["choices"][0]["text"]
-            session.report.holds(part, "it answers", bool(found.strip()), found[:60])
-            session.report.holds(part, "attached", "preloadd: attached in" in told.read_text())
+    with ours(session, model) as (_, daemon):
+        words = (*attaching(daemon.sockets), *DAEMONS_ARGUMENTS, *ROOM)
+        with Serving(session.scratch, model, *words) as engine:
+            session.report.figure(part, "from start to healthy", engine.healthy_s, "s")
+            text, _ = engine.answer()
+            session.report.holds(part, "it answers", bool(text.strip()), text[:60])
+            session.report.holds(part, "attached", engine.attached == 1)
 
 
 def quantised(session: Session, part: str) -> None:
@@ -379,49 +369,6 @@ def _words(kind: Quantised) -> Iterator[str]:
     for name, value in (kind.arguments or {}).items():
         text = value if isinstance(value, str) else json.dumps(value)
         yield f"--{name.replace('_', '-')}={text}"
-
-
-@contextmanager
-def _running(
-    command: list[str], environ: Mapping[str, str], told: Path
-) -> Iterator[subprocess.Popen[bytes]]:
-    """A command and all it starts, until the block ends."""
-    with told.open("wb") as file:
-        process = subprocess.Popen(
-            command,
-            env={**os.environ, **environ},
-            stdout=file,
-            stderr=file,
-            start_new_session=True,
-        )
-    try:
-        yield process
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
-def _wait_healthy(port: int, process: subprocess.Popen[bytes], told: Path) -> None:
-    deadline = time.monotonic() + ENGINE_S
-    while not _healthy(port):
-        if process.poll() is not None or time.monotonic() > deadline:
-            raise ChildProcessError(told.read_text(errors="replace")[-3000:])
-        time.sleep(0.2)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def _healthy(port: int) -> bool:
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1) as answer:
-            return int(answer.status) == 200
-    except OSError:
-        return False
 
 
 PARTS = {
