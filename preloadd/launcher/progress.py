@@ -6,7 +6,7 @@ A display never fails: a reader that went away must not cost the weights.
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TextIO
 
 from rich.console import Console
@@ -85,16 +85,17 @@ def make_display(stream: TextIO) -> Display:
 
 @dataclass(frozen=True, slots=True)
 class _Shown:
-    """Of one rank: its phase, when that began and where, and when a line was last shown."""
+    """Of one rank: its phase, when that began and where, and the last line and its time."""
 
     phase: str
     began: float
     base: int
     last: float
+    line: str
 
 
 class LineDisplay:
-    """Plain lines: each change of phase, and every `LINE_EVERY` seconds in between."""
+    """Plain lines: each change of phase, and every `LINE_EVERY` seconds what is new."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -107,15 +108,17 @@ class LineDisplay:
             self._stream.flush()
 
     def progress(self, name: str, report: Report, *, now: float) -> None:
-        """Show a line if the phase is new or the last line is old."""
-        shown = self._shown.get(name)
+        """Show a line if the phase is new, or if the last line is old and there is another one."""
+        shown, line = self._shown.get(name), f"{name}: {_told(report)}"
         if shown is None or shown.phase != report.phase:
-            self._shown[name] = _Shown(report.phase, now, report.done, now)
-            self.say(f"{name}: {_told(report)}")
+            self._shown[name] = _Shown(report.phase, now, report.done, now, line)
+            self.say(line)
         elif now - shown.last >= LINE_EVERY:
-            self._shown[name] = _Shown(shown.phase, shown.began, shown.base, now)
             rate = (report.done - shown.base) / (now - shown.began)
-            self.say(f"{name}: {_told(report)}{f', {size(rate)}/s' if rate > 0 else ''}")
+            line = f"{line}{f', {size(rate)}/s' if rate > 0 else ''}"
+            self._shown[name] = replace(shown, last=now, line=line)
+            if line != shown.line:
+                self.say(line)
 
     def settle(self) -> None:
         """Forget phases, so that the next one is told again."""

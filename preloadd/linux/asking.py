@@ -28,11 +28,12 @@ until that is over."""
 @dataclass(frozen=True, slots=True)
 class Answer:
     """How a command ended, 128 + n for signal n, and the end of what it wrote to its standard
-    output and, if that was wanted, error."""
+    output and, if that was wanted, error. Not `started` if it could not be executed."""
 
     status: int
     said: bytes
     errors: bytes = b""
+    started: bool = True
 
     @property
     def complaint(self) -> str:
@@ -45,7 +46,7 @@ class Asked(Owner):
     """A command that runs. Nothing here waits but for `child`, which whoever drives it does.
 
     It is to be closed in the thread that made it, with whose end it is killed. OSError if the
-    system refuses another process; a command that cannot be executed ends with 126 or 127.
+    system refuses another process; a command that cannot be executed is not `started`.
     """
 
     def __init__(
@@ -95,7 +96,8 @@ class Asked(Owner):
         status = self.child.wait()
         for stream in self._streams:
             stream.read()
-        return Answer(status, *(stream.end for stream in self._streams))
+        said, *errors = (stream.end for stream in self._streams)
+        return Answer(status, said, b"".join(errors), self.child.started)
 
     def kill(self) -> None:
         """Kill the command and all that it started; nothing happens once it was reaped."""

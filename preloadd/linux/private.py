@@ -14,6 +14,7 @@ from pathlib import Path
 
 from preloadd.errors import InsecurePath
 from preloadd.linux.fds import OwnedFd
+from preloadd.linux.plain import make_file, open_file, write_whole
 
 MAX_NBYTES = 1 << 20
 
@@ -32,12 +33,8 @@ def read_private(path: Path, owners: Collection[int]) -> bytes:
 
     At most `MAX_NBYTES` are read.
     """
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    if path.is_symlink():
-        raise InsecurePath(f"{path} is a symbolic link: put the file itself there")
-    with OwnedFd(os.open(path, flags)) as fd:
-        found = os.fstat(fd.fileno())
-        _check(path, found, owners)
+    with open_file(path) as fd:
+        _check(path, os.fstat(fd.fileno()), owners)
         # A regular file: one read gives all there is.
         return os.read(fd.fileno(), MAX_NBYTES)
 
@@ -144,12 +141,9 @@ def _write(
 ) -> None:
     """With the owner and, unless told otherwise, the mode of `like`."""
     fresh = f".{name}.{secrets.token_hex(8)}"
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        with OwnedFd(os.open(fresh, flags, 0o600, dir_fd=folder.fileno())) as fd:
-            left = memoryview(content)
-            while left:
-                left = left[os.write(fd.fileno(), left) :]
+        with make_file(fresh, folder) as fd:
+            write_whole(fd, content)
             if os.geteuid() == 0:
                 os.fchown(fd.fileno(), like.st_uid, like.st_gid)
             os.fchmod(fd.fileno(), stat.S_IMODE(like.st_mode) if mode is None else mode)
@@ -163,8 +157,6 @@ def _write(
 
 
 def _check(path: Path, found: os.stat_result, owners: Collection[int]) -> None:
-    if not stat.S_ISREG(found.st_mode):
-        raise InsecurePath(f"{path} is no regular file: remove it")
     mode = stat.S_IMODE(found.st_mode)
     if mode & 0o077:
         raise InsecurePath(

@@ -18,9 +18,6 @@ from preloadd.linux.owner import Owner
 
 _TRAMPOLINE = str(Path(trampoline.__file__))
 
-NOT_STARTED = (trampoline.NOT_EXECUTABLE, trampoline.NOT_FOUND)
-"""Exit statuses of a child whose command could not be executed."""
-
 
 @dataclass(frozen=True, slots=True)
 class Identity:
@@ -41,11 +38,15 @@ class Child(Owner):
     before the leader is reaped, while the number cannot be anybody else's.
     """
 
-    def __init__(self, process: subprocess.Popen[bytes], pidfd: OwnedFd, *, leads: bool) -> None:
+    def __init__(
+        self, process: subprocess.Popen[bytes], pidfd: OwnedFd, failed: OwnedFd, *, leads: bool
+    ) -> None:
         self._process = process
         self._pidfd = pidfd
+        self._failed = failed
         self._leads = leads
         self._status: int | None = None
+        self._started = True
 
     @property
     def pid(self) -> int:
@@ -57,6 +58,14 @@ class Child(Owner):
         """What a shell would report: the exit status, 128 + n for signal n; None until reaped."""
         return self._status
 
+    @property
+    def started(self) -> bool:
+        """False once reaped if the command could not be executed, whose status is then 126 or 127.
+
+        The status alone does not tell: a command that lacks a symbol of a library ends with 127.
+        """
+        return self._started
+
     def fileno(self) -> int:
         """A descriptor that is readable once the process has ended."""
         return self._pidfd.fileno()
@@ -67,6 +76,8 @@ class Child(Owner):
             self.kill_group()
             code = self._process.wait()
             self._status = code if code >= 0 else 128 - code
+            with suppress(BlockingIOError):
+                self._started = not os.read(self._failed.fileno(), 1)
         return self._status
 
     def wait(self, timeout: float | None = None) -> int:
@@ -108,6 +119,7 @@ class Child(Owner):
         """Kill the process and its group unless it was reaped, and reap it."""
         self.signal(SIGKILL)
         self.wait()
+        self._failed.close()
         self._pidfd.close()
 
     def _ended(self, timeout: float | None) -> bool:
@@ -135,17 +147,20 @@ def spawn(
     nothing else. With `new_group` it leads a process group of its own. `parent_death_signal` is
     sent to it when the *thread* that calls this ends. It is begun in the folder `cwd` and executed
     as `identity`, which need not be able to read this interpreter. A command that cannot be
-    executed ends with status 126 or 127.
+    executed is not `started`.
     """
     numbers = sorted({number for _, number in fds})
     parent = os.getpid() if parent_death_signal is not None else 0
     passed = [f"{number}:{name}" for name, number in fds]
-    with ExitStack() as undo:
+    with ExitStack() as undo, ExitStack() as lent:
+        reading, writing = map(OwnedFd, os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK))
+        undo.enter_context(reading)
+        lent.enter_context(writing)
         process = subprocess.Popen(  # noqa: S603 the caller's own command
             [
                 *(sys.executable, "-I", "-S", _TRAMPOLINE),
                 *(str(identity or ""), str(parent), str(int(parent_death_signal or 0))),
-                *(str(len(passed)), *passed),
+                *(str(writing.fileno()), str(len(passed)), *passed),
                 *argv,
             ],
             stdin=subprocess.DEVNULL,
@@ -153,7 +168,7 @@ def spawn(
             stderr=stderr,
             cwd=cwd,
             env=environ,
-            pass_fds=numbers,
+            pass_fds=[*numbers, writing.fileno()],
             # Set before this call returns, so that the group can be killed from now on.
             process_group=0 if new_group else None,
         )
@@ -161,4 +176,4 @@ def spawn(
         undo.callback(process.kill)
         pidfd = OwnedFd(os.pidfd_open(process.pid))
         undo.pop_all()
-    return Child(process, pidfd, leads=new_group)
+    return Child(process, pidfd, reading, leads=new_group)

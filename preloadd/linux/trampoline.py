@@ -3,10 +3,11 @@
 A spawn call alone cannot: $LISTEN_PID is known in the new process only. `process.spawn` executes
 this file by its path in an isolated interpreter, so it imports the standard library only:
 
-    python -I -S trampoline.py IDENTITY PARENT SIGNAL COUNT NUMBER:NAME... COMMAND...
+    python -I -S trampoline.py IDENTITY PARENT SIGNAL FAILED COUNT NUMBER:NAME... COMMAND...
 
 IDENTITY is UID:GID:GROUP,... of who the process becomes, or '' to stay who it is. Unless PARENT is
-0, the kernel sends the process SIGNAL when the thread that spawned it ends.
+0, the kernel sends the process SIGNAL when the thread that spawned it ends. FAILED is a pipe that
+gets a byte if COMMAND cannot be executed: its own exit status says nothing of that.
 """
 
 from __future__ import annotations
@@ -25,11 +26,12 @@ NOT_FOUND = 127
 
 def main(arguments: list[str]) -> int:
     """Prepare this process and become COMMAND; returns a shell's exit status if that fails."""
-    identity, *numbers = arguments[:4]
-    parent, death_signal, count = map(int, numbers)
-    passed = [text.partition(":") for text in arguments[4 : 4 + count]]
-    command = arguments[4 + count :]
+    identity, *numbers = arguments[:5]
+    parent, death_signal, failed, count = map(int, numbers)
+    passed = [text.partition(":") for text in arguments[5 : 5 + count]]
+    command = arguments[5 + count :]
     control = process_control() if parent else None
+    failed = out_of_the_way(failed, len(passed))
     renumber([int(number) for number, _, _ in passed])
     announce([name for _, _, name in passed])
     reset_signals()
@@ -42,6 +44,7 @@ def main(arguments: list[str]) -> int:
         os.execvp(command[0], command)  # noqa: S606 the whole point
     except OSError as error:
         sys.stderr.write(f"{command[0]} cannot be started: {error.strerror or error}\n")
+        os.write(failed, b"!")
         return NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
 
 
@@ -71,6 +74,13 @@ def die_with(control: Callable[[int, int], int], parent: int, death_signal: int)
     if os.getppid() != parent:
         # It ended before the call above: no signal will come.
         os.kill(os.getpid(), death_signal)
+
+
+def out_of_the_way(number: int, count: int) -> int:
+    """The descriptor `number` above those that `count` others get, and gone once COMMAND runs."""
+    moved = fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, _FIRST_FD + count)
+    os.close(number)
+    return moved
 
 
 def renumber(numbers: Sequence[int]) -> None:

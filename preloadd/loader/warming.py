@@ -57,7 +57,7 @@ def warm_up(
     ConnectionError and ProtocolViolation mean that the rank is gone, or not to be understood.
     """
     if settings.model.builder is Builder.VLLM:
-        # Its engines tune for themselves: see `rank.rehearsal`.
+        # Its engines tune for themselves: see `rank.warmup.rehearsal`.
         reporter.warmable(_of_vllm(manifest), within=0)
         return
     if not settings.warmup.autotune:

@@ -31,17 +31,17 @@ from preloadd.memory.cuda.keeper import DeviceKeeper
 from preloadd.memory.hip.keeper import DmaBufKeeper
 from preloadd.memory.host import HostKeeper
 from preloadd.protocol.messages import SETTINGS, TOKENS
-from preloadd.rank.bundling import Bundling
 from preloadd.rank.counting import counter
 from preloadd.rank.daemon import Daemon
 from preloadd.rank.device import Gpu, alone_with
 from preloadd.rank.generation import Generation
 from preloadd.rank.loading import Lend, Loader
 from preloadd.rank.orders import Orders, orders, remember
-from preloadd.rank.rehearsal import Rehearsal, hindrance
 from preloadd.rank.seeding.api import Answering, Exchange, Fetch, Giver
 from preloadd.rank.seeding.secrets import passed_tokens, without_tokens
-from preloadd.rank.warming import RECORD, Warming
+from preloadd.rank.warmup.bundling import Bundling
+from preloadd.rank.warmup.rehearsal import Rehearsal, hindrance
+from preloadd.rank.warmup.warming import RECORD, Warming
 from preloadd.transport.probe import ask_probe
 from preloadd.warmup.stores.chain import Stores
 from preloadd.warmup.stores.opening import open_stores

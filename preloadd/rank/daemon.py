@@ -28,21 +28,22 @@ from preloadd.linux.fds import OwnedFd, exhausted, is_exhausted
 from preloadd.linux.notify import Notifier
 from preloadd.protocol.messages import Progress
 from preloadd.rank.adoption import Adoption, adopt
-from preloadd.rank.bundling import Bundling
 from preloadd.rank.counting import Count
 from preloadd.rank.device import PARKED, Gpu
 from preloadd.rank.fellows import Fellows
 from preloadd.rank.generation import Generation
 from preloadd.rank.loading import Loader
 from preloadd.rank.parking import LISTENER, PROFILING, RELEASED, Parking, parked_profiling
-from preloadd.rank.rehearsal import Outcome, Rehearsal, WarmUp
 from preloadd.rank.rendezvous import Presence
 from preloadd.rank.seeding.api import Answering, Giver
 from preloadd.rank.service import Service
 from preloadd.rank.session import Desk
-from preloadd.rank.warming import Warming
+from preloadd.rank.warmup.bundling import Bundling
+from preloadd.rank.warmup.rehearsal import Outcome, Rehearsal, WarmUp
+from preloadd.rank.warmup.warming import Warming
 from preloadd.transport.aio import Limits
 from preloadd.transport.server import Server
+from preloadd.transport.threads import Threads
 from preloadd.warmup.seeding import compile_cache, tables
 from preloadd.weights.checkpoint import identities_of, open_checkpoint
 
@@ -163,6 +164,7 @@ class Daemon:
             # A release that was marked but came no further was never confirmed either.
             self._parking.drop([RELEASED] if released else [])
             self._service.adopted(adoption.generation)
+            self._warm_up.adopted()
             manifest = adoption.generation.manifest
             if self._presence is not None:
                 self._presence.serves(manifest.key)
@@ -253,7 +255,7 @@ class Daemon:
     async def _require_kept(self, told: int) -> None:
         """Complain where people will see it if the manager has not kept all it was told to."""
         told += self._gpu.parked if self._gpu is not None else 0
-        kept = await anyio.to_thread.run_sync(self._count, abandon_on_cancel=True)
+        kept = await Threads("systemd").run(self._count)
         if kept is None or kept >= told:
             return
         why = (

@@ -11,9 +11,8 @@ import logging
 import os
 import stat
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-
-from anyio import to_thread
 
 from preloadd.domain.devices import DEVICES, VISIBLE, Device, Probe
 from preloadd.domain.ids import DeviceId
@@ -21,6 +20,7 @@ from preloadd.domain.settings import Memory
 from preloadd.linux.fds import OwnedFd
 from preloadd.linux.owner import Owner
 from preloadd.rank.parking import Parking
+from preloadd.transport.threads import Threads
 
 log = logging.getLogger(__name__)
 
@@ -113,7 +113,7 @@ class Gpu(Owner):
                 return
             self._forget(parking)
             # The first to open a GPU waits until the driver has initialised it.
-            self._node = await to_thread.run_sync(_opened, node, abandon_on_cancel=True)
+            self._node = await Threads(str(node)).run(partial(_opened, node))
         except OSError as error:
             why = f"{node}: {error.strerror}" if error.strerror else error
             remedy = "let this process have that device"

@@ -22,7 +22,7 @@ from preloadd.errors import (
 from preloadd.linux import seqpacket
 from preloadd.linux.fds import OwnedFd
 from preloadd.linux.memfd import read_sealed
-from preloadd.linux.process import NOT_STARTED, Child, spawn
+from preloadd.linux.process import Child, spawn
 from preloadd.memory.api import Keeper
 from preloadd.protocol import codec, payload
 from preloadd.protocol.loading import LoadPhase, LoadReceiver
@@ -63,7 +63,7 @@ WARMING = "warming"
 
 
 class Warm(Protocol):
-    """What becomes of the tables of what was loaded (see `rank.warming`). Raises nothing."""
+    """What becomes of the tables of what was loaded (see `rank.warmup.warming`). Raises nothing."""
 
     async def wanted(self, warmable: Warmable) -> bool:
         """Whether the loader is to tune; if not, its table is in its place, or has none."""
@@ -150,7 +150,7 @@ class Loader:
             finally:
                 with anyio.CancelScope(shield=True):
                     status = await _stop(child, settings.deadlines.stop / 2)
-            if status in NOT_STARTED and receiver.failure is None:
+            if not child.started:
                 raise LoaderFailed(self._not_started(status), status)
             generation = _believed(receiver, status, self.keeper)
         with ExitStack() as undo:

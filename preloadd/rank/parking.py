@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import anyio
-from anyio import to_thread
 
 from preloadd.domain.ids import LeaseId, lease_id
 from preloadd.domain.leases import Lease
@@ -23,6 +22,7 @@ from preloadd.linux.fds import OwnedFd
 from preloadd.linux.memfd import read_sealed, sealed_bytes
 from preloadd.linux.notify import Notifier
 from preloadd.rank.generation import Generation, chunk_name, manifest_name
+from preloadd.transport.threads import Threads
 
 log = logging.getLogger(__name__)
 
@@ -77,6 +77,7 @@ class Parking:
         self._waiting: deque[_Order] = deque()
         self._more = anyio.Event()
         self._passing: dict[str, _Order] = {}
+        self._threads = Threads("the service manager")
 
     async def work(self) -> None:
         """Carry out what is told below, until cancelled. To be run once, beside everything else."""
@@ -93,7 +94,7 @@ class Parking:
     async def _carry_out(self, order: _Order) -> None:
         order.begun = True
         try:
-            await to_thread.run_sync(order.run, abandon_on_cancel=True)
+            await self._threads.run(order.run)
         except OSError as error:
             order.failure = error
             log.warning("the service manager could not be told what to keep: %s", error)

@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from functools import partial
 from types import MappingProxyType
 from typing import assert_never
 
@@ -21,6 +22,7 @@ from preloadd.protocol import messages as m
 from preloadd.rank.fellows import Fellows
 from preloadd.rank.service import Service
 from preloadd.transport.aio import Session
+from preloadd.transport.threads import Threads
 from preloadd.warmup.names import is_config_hash
 
 log = logging.getLogger(__name__)
@@ -33,6 +35,9 @@ _OPEN_S = 15.0
 
 _POLL_S = 0.01
 _FINDERS = 2
+
+_FIND_S = 20.0
+"""Seconds that finding warm-up state may take: engines do not wait for longer."""
 
 _TELL_S = 1.0
 """Seconds that a watcher may take to make room for a change of state, or it is hung up on."""
@@ -59,6 +64,7 @@ class Desk:
         self._policy = policy
         self._fellows = fellows
         self._warm = warm
+        self._threads = {kind: Threads(f"the disk, for {kind},") for kind in warm}
         # Of bundles several at once would be much memory, and all of this process's threads.
         self._finders = anyio.CapacityLimiter(_FINDERS)
 
@@ -193,9 +199,11 @@ class Desk:
         found: dict[str, OwnedFd] = {}
         if (find := self._warm.get(asked.kind)) and is_config_hash(asked.config_hash):
             try:
-                found = await anyio.to_thread.run_sync(
-                    _sealed, find, asked.config_hash, limiter=self._finders
-                )
+                async with self._finders:
+                    with anyio.fail_after(_FIND_S):
+                        finding = partial(find, asked.config_hash)
+                        contents = await self._threads[asked.kind].run(finding)
+                    found = await anyio.to_thread.run_sync(_sealed, contents)
             except (PreloadError, OSError) as error:
                 log.warning("what there is of %s cannot be handed over: %s", asked.kind, error)
         fds = list(found.values())
@@ -230,10 +238,8 @@ class Desk:
             self._service.lease_ended(lease)
 
 
-def _sealed(find: Find, config_hash: str) -> dict[str, OwnedFd]:
-    """What is found, each in memory of its own, which is the caller's; nothing if it is too much
-    for one packet."""
-    contents = find(config_hash)
+def _sealed(contents: Mapping[str, bytes]) -> dict[str, OwnedFd]:
+    """Each in memory of its own, the caller's; nothing if it is too much for one packet."""
     if len(contents) > m.MAX_WARMUP:
         return {}
     found: dict[str, OwnedFd] = {}

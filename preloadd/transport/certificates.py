@@ -10,6 +10,20 @@ from preloadd.domain.settings import Tls
 from preloadd.errors import ConfigError
 
 
+def require_usable(tls: Tls | None, *, listens: bool, asks: bool, prefix: str) -> None:
+    """ConfigError, which begins with `prefix` and the name of the setting, unless the files are fit
+    for whoever `listens` and `asks`, where there are any."""
+    if tls is None:
+        return
+    try:
+        if listens:
+            listening(tls)
+        if asks:
+            asking(tls)
+    except ConfigError as error:
+        raise ConfigError(f"{prefix}{error}") from None
+
+
 def listening(tls: Tls) -> ssl.SSLContext:
     """How those are heard who connect: they see the certificate, and with a `ca` have to present
     one as well. ConfigError, which begins with the name of the setting."""

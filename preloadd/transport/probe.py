@@ -10,7 +10,6 @@ import msgspec
 from preloadd.domain.devices import Probe
 from preloadd.domain.ids import device_id
 from preloadd.errors import ConfigError
-from preloadd.linux.process import NOT_STARTED
 from preloadd.transport.child import answer
 
 PROBE = "--probe"
@@ -36,14 +35,14 @@ async def ask_probe(
         return _unanswered(f"`{' '.join(command)}` did not answer within {patience:g} s")
     except OSError as error:
         return _unanswered(f"`{' '.join(command)}` cannot be started: {error.strerror}")
+    if not found.started:
+        return _unanswered(f"{command[0]} cannot be started")
     return told(command, found.status, found.said)
 
 
 def told(command: Sequence[str], status: int, text: bytes) -> Probe:
     """What `command` said, which ended with `status`; not `answered` if it made no sense."""
     called = f"`{' '.join(command)}`"
-    if status in NOT_STARTED:
-        return _unanswered(f"{command[0]} cannot be started")
     if status:
         return _unanswered(f"{called} ended with status {status} (run it to see why)")
     try:

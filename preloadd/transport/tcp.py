@@ -13,7 +13,7 @@ from contextlib import ExitStack, suppress
 
 import anyio
 
-_Meaning = tuple[socket.AddressFamily, socket.SocketKind, int, tuple[str, int]]
+_Place = tuple[socket.AddressFamily, socket.SocketKind, int, tuple[str, int]]
 
 _READ = 64 * 1024
 _MAX_PENDING = 1 << 20
@@ -111,9 +111,9 @@ async def connect(address: str, port: int) -> Wire:
     """A connection to the first of an address's hosts that answers; OSError of the last that did
     not. One that swallows everything leaves the others their share of the caller's time."""
     failed: OSError = OSError(errno.EADDRNOTAVAIL, f"{address} names no host")
-    meanings = await _meanings(address, port)
+    places = await _resolved(address, port)
     for left, (family, kind, protocol, where) in zip(
-        range(len(meanings), 0, -1), meanings, strict=True
+        range(len(places), 0, -1), places, strict=True
     ):
         share = (anyio.current_effective_deadline() - anyio.current_time()) / left
         with ExitStack() as undo, anyio.move_on_after(share):
@@ -139,7 +139,7 @@ async def listen(address: str, port: int, backlog: int = _BACKLOG) -> list[socke
     absent: OSError | None = None
     with ExitStack() as undo:
         found: list[socket.socket] = []
-        for family, kind, protocol, where in await _meanings(address, port):
+        for family, kind, protocol, where in await _resolved(address, port):
             try:
                 found.append(undo.enter_context(_listener(family, kind, protocol, where, backlog)))
             except OSError as error:
@@ -172,7 +172,7 @@ def _listener(
     return sock
 
 
-async def _meanings(address: str, port: int) -> Sequence[_Meaning]:
+async def _resolved(address: str, port: int) -> Sequence[_Place]:
     """What an address means, each once: a name, or numbers, of IPv6 with brackets or without."""
     found = await anyio.getaddrinfo(address.strip("[]"), port, type=socket.SOCK_STREAM)
     return [*dict.fromkeys((kind[0], kind[1], kind[2], kind[4]) for kind in found)]

@@ -9,24 +9,20 @@ from __future__ import annotations
 import errno
 import os
 import secrets
-import stat
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from preloadd.domain.lines import one_line
 from preloadd.errors import InsecurePath
 from preloadd.linux.fds import OwnedFd
+from preloadd.linux.plain import make_file, naming, open_file, open_folder, write_whole
 from preloadd.linux.private import locked_folder, remove_folder
 from preloadd.warmup.merge import Existing, settle
 from preloadd.warmup.names import TableName, is_config_hash
 from preloadd.warmup.strict_json import MAX_NBYTES
 from preloadd.warmup.table import BadTable, Table, parse, written
-
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_FRESH = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +57,7 @@ def tables(root: Path, config_hash: str) -> list[Found]:
     """What is named as a table of that configuration, in order of ranks, fit or not."""
     _require_hash(config_hash)
     path = root / config_hash
-    with _opened(path) as folder:
+    with open_folder(path) as folder:
         found = [_found(folder, path / name) for name in _listed(folder)]
     return sorted((one for one in found if one), key=lambda one: one.name)
 
@@ -73,7 +69,7 @@ def stored(root: Path, config_hash: str, name: TableName) -> bytes | None:
     """
     _require_hash(config_hash)
     path = root / config_hash
-    with suppress(FileNotFoundError), _opened(path) as folder:
+    with suppress(FileNotFoundError), open_folder(path) as folder:
         return _read(folder, path / str(name))
     return None
 
@@ -92,14 +88,14 @@ def install(
     path = root / config_hash
     with suppress(FileExistsError):
         path.mkdir(mode=0o700)
-    _opened(path).close()  # refuses what is no folder, or a link to one
+    open_folder(path).close()  # refuses what is no folder, or a link to one
     with locked_folder(path) as folder, ExitStack() as undo:
         staged = []
         for name, table in new.items():
             target = path / str(name)
             content = _content(folder, target, table, existing)
             if content is not None:
-                with _telling(target):
+                with naming(target):
                     staged.append((_stage(folder, target.name, content, undo), target))
         for fresh, target in staged:
             os.replace(fresh, target.name, src_dir_fd=folder.fileno(), dst_dir_fd=folder.fileno())
@@ -111,9 +107,9 @@ def remove(root: Path, config_hash: str) -> list[Path]:
     """Remove every table of a configuration, and its folder if that is empty then; the tables."""
     path, gone = root / config_hash, []
     found = tables(root, config_hash)
-    with _opened(path) as folder:
+    with open_folder(path) as folder:
         for one in found:
-            with suppress(FileNotFoundError), _telling(one.path):
+            with suppress(FileNotFoundError), naming(one.path):
                 os.unlink(one.path.name, dir_fd=folder.fileno())
                 gone.append(one.path)
     try:
@@ -125,27 +121,9 @@ def remove(root: Path, config_hash: str) -> list[Path]:
     return gone
 
 
-@contextmanager
-def _telling(path: Path) -> Iterator[None]:
-    """An OSError from in here names `path`: below an open folder it has a part of that at most."""
-    try:
-        yield
-    except OSError as error:
-        error.filename = str(path)
-        raise
-
-
 def _require_hash(text: str) -> None:
     if not is_config_hash(text):
         raise ValueError(f"{text!r} is no hash of a configuration")
-
-
-def _opened(path: Path) -> OwnedFd:
-    try:
-        return OwnedFd(os.open(path, _FOLDER))
-    except NotADirectoryError:
-        # That is also how the kernel refuses a link here.
-        raise InsecurePath(f"{one_line(path)} is a link, or no folder: remove it") from None
 
 
 def _found(folder: OwnedFd, path: Path) -> Found | None:
@@ -177,26 +155,15 @@ def _used(folder: OwnedFd, name: str) -> float:
 
 def _read(folder: OwnedFd, path: Path) -> bytes:
     """At most one byte more than a table may have."""
-    with OwnedFd(_open(folder, path)) as fd:
-        if not stat.S_ISREG(os.fstat(fd.fileno()).st_mode):
-            raise InsecurePath(f"{one_line(path)} is no regular file: remove it")
-        with open(fd.fileno(), "rb", closefd=False) as file:
-            return file.read(MAX_NBYTES + 1)
+    with _open(folder, path) as fd, open(fd.fileno(), "rb", closefd=False) as file:
+        return file.read(MAX_NBYTES + 1)
 
 
-def _open(folder: OwnedFd, path: Path) -> int:
+def _open(folder: OwnedFd, path: Path) -> OwnedFd:
     """Open without it counting as a use, which the kernel lets the owner alone do."""
-    try:
-        with suppress(PermissionError):
-            return os.open(path.name, _READ | os.O_NOATIME, dir_fd=folder.fileno())
-        with _telling(path):
-            return os.open(path.name, _READ, dir_fd=folder.fileno())
-    except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise InsecurePath(
-                f"{one_line(path)} is a symbolic link, which is not followed: remove it"
-            ) from None
-        raise
+    with suppress(PermissionError):
+        return open_file(path.name, folder, named=path, flags=os.O_NOATIME)
+    return open_file(path.name, folder, named=path)
 
 
 def _content(folder: OwnedFd, path: Path, new: Table, existing: Existing) -> bytes | None:
@@ -213,12 +180,9 @@ def _content(folder: OwnedFd, path: Path, new: Table, existing: Existing) -> byt
 def _stage(folder: OwnedFd, name: str, content: bytes, undo: ExitStack) -> str:
     """The name of a new file with `content`, of this user alone; removed by `undo`."""
     fresh = f".{name}.{secrets.token_hex(8)}"
-    with OwnedFd(os.open(fresh, _FRESH, 0o600, dir_fd=folder.fileno())) as fd:
+    with make_file(fresh, folder) as fd:
         undo.callback(_unlink, folder, fresh)
-        os.fchmod(fd.fileno(), 0o600)  # whatever the mask of this process
-        left = memoryview(content)
-        while left:
-            left = left[os.write(fd.fileno(), left) :]
+        write_whole(fd, content)
         os.fsync(fd.fileno())
     return fresh
 

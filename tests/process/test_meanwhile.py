@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,6 +15,7 @@ from preloadd.domain.settings import Digest
 from preloadd.engine.client import Attachment, attach
 from preloadd.engine.options import Options
 from preloadd.errors import Unavailable
+from preloadd.linux.notify import SEND_S
 from preloadd.memory.host import HostMapper
 from preloadd.protocol import messages as m
 from tests.checkpoints import SHARDS, stored
@@ -127,6 +129,16 @@ def test_a_manager_that_hangs_keeps_no_client_from_being_served(manager, model):
     manager.restart()
     assert manager.status().lease_count == 10
     for lease in leases[:10]:
+        lease.close()
+
+
+def test_a_manager_that_hangs_keeps_no_rank_from_ending(manager):
+    with manager.hanging():
+        leases = [manager.attach(parked=False) for _ in range(30)]
+        manager.signal(signal.SIGTERM)
+        assert manager.child.wait(SEND_S / 2) == 0
+    assert manager.arena
+    for lease in leases:
         lease.close()
 
 

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from preloadd.warmup.names import OVERRIDE, TableName
 from preloadd.warmup.seeding.kinds import Outcome
 from preloadd.warmup.seeding.tables import TableWanted
 from preloadd.warmup.table import parse
+from tests.checkpoints import SHARDS
 from tests.process import conftest
 from tests.process.conftest import ROOT, Manager, eventually
 from tests.tuned import H200
@@ -32,6 +34,19 @@ pytestmark = [pytest.mark.slow]
 
 SECRET = "plt_a-secret-that-nobody-may-read-in-any-log"
 NAME = TableName(0, 0)
+
+HANGING = """
+import os
+import sys
+
+def hang(event, arguments):
+    if event == "open" and str(arguments[0]).startswith({disk!r}) and os.path.exists({fifo!r}):
+        os.close(os.open({fifo!r}, os.O_RDONLY))
+
+sys.addaudithook(hang)
+"""
+"""What a disk does in a rank that imports this first: who opens what is on it waits for ever, while
+there is a FIFO."""
 
 
 @pytest.fixture
@@ -76,17 +91,32 @@ def tuning(manage, model, python, tmp_path) -> Callable[..., Manager]:
     return tuning
 
 
+@pytest.fixture
+def hanging(tuning, tmp_path, port, tokens) -> tuple[Manager, Path]:
+    """A rank that gives tables to others, and the FIFO for its disk to hang."""
+    place = Endpoint("127.0.0.1", port)
+    manager = tuning("stand-in", seeding=Seeding(listen=place, token_file=tokens))
+    fifo, first = tmp_path / "hangs", tmp_path / "first"
+    first.mkdir()
+    (first / "sitecustomize.py").write_text(
+        HANGING.format(disk=str(tmp_path / "tables"), fifo=str(fifo))
+    )
+    manager.environ["PYTHONPATH"] = f"{first}:{ROOT}"
+    manager.kill()
+    return manager, fifo
+
+
 def table(root: Path) -> Path:
     (path,) = root.rglob(str(NAME))
     return path
 
 
-def ask(port: int, config_hash: str):
+def ask(port: int, config_hash: str, within: float = 5.0):
     """The table as another host gets it."""
     wanted = TableWanted(config_hash, NAME, H200)
 
     async def asked():
-        return await fetch(Endpoint("127.0.0.1", port), wanted, SECRET, within=5.0)
+        return await fetch(Endpoint("127.0.0.1", port), wanted, SECRET, within=within)
 
     return anyio.run(asked)
 
@@ -197,6 +227,39 @@ def test_where_it_is_switched_off_nothing_is_tuned_and_that_is_told(tuning, tmp_
     manager = tuning("crashes", warmup=Warmup(autotune=False))
     assert manager.status().warmup == ("tables: not tuned, which is switched off",)
     assert not (tmp_path / "tables").exists()
+
+
+def stopped(manager: Manager) -> int:
+    """The exit status of a rank that is asked to end, and does so at once."""
+    manager.signal(signal.SIGTERM)
+    return manager.ended(timeout=5)
+
+
+def test_a_rank_whose_disk_hangs_serves_and_ends_when_it_is_asked_to(hanging, tmp_path, port):
+    manager, fifo = hanging
+    config_hash = table(tmp_path / "tables").parent.name
+    manager.start()
+    manager.ready()
+    assert ask(port, config_hash).outcome is Outcome.FETCHED
+    os.mkfifo(fifo)
+    assert ask(port, config_hash, within=0.5).outcome is Outcome.UNREACHABLE
+    with manager.attach().arena.chunk(0) as mapped:
+        assert len(mapped)
+    assert stopped(manager) == 0
+    fifo.unlink()
+    manager.start()
+    manager.ready()
+    assert manager.status().adopted
+
+
+def test_a_load_that_waits_for_a_disk_ends_when_it_is_asked_to(hanging, model):
+    manager, fifo = hanging
+    os.mkfifo(fifo)
+    (model / SHARDS[0]).touch()
+    manager.start()
+    manager.until_phase("warming")
+    assert stopped(manager) == 0
+    assert manager.loaders() == []
 
 
 @pytest.mark.skipif(

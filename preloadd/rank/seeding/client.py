@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import logging
 import ssl
+from functools import partial
 from typing import TypeVar
 
 import anyio
-from anyio import to_thread
 
 from preloadd.domain.endpoint import Endpoint
 from preloadd.domain.lines import one_line
 from preloadd.errors import ProtocolViolation
 from preloadd.transport import tcp
+from preloadd.transport.threads import Threads
 from preloadd.transport.tls import TlsWire, refusal
 from preloadd.warmup.seeding import messages as m
 from preloadd.warmup.seeding.frames import MAX_ANSWER, Frame, framed
@@ -75,7 +76,7 @@ async def fetch(
                 seeded = Seeded(Outcome.INCOMPATIBLE, f"this is no source: {error}")
             else:
                 last = "its answer could not be judged in time"
-                seeded = await to_thread.run_sync(_judged, raw, wanted, abandon_on_cancel=True)
+                seeded = await Threads("what judges answers").run(partial(_judged, raw, wanted))
     if seeded is None:
         seeded = Seeded(Outcome.UNREACHABLE, f"{last} (tried for {round(within, 1):g} s)")
     return Seeded(seeded.outcome, _told(source, seeded.why, token), seeded.value)

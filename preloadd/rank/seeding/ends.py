@@ -18,7 +18,7 @@ from preloadd.rank.seeding.fresh import Fresh
 from preloadd.rank.seeding.listener import Listener
 from preloadd.rank.seeding.secrets import admission, own_token, require_tokens
 from preloadd.transport.aio import Link
-from preloadd.transport.certificates import asking, listening
+from preloadd.transport.certificates import asking, listening, require_usable
 from preloadd.warmup.seeding.kinds import Kind, Outcome, Seeded, Wanted
 
 log = logging.getLogger(__name__)
@@ -49,17 +49,10 @@ class Ends:
 
     def require(self) -> None:
         """ConfigError, InsecurePath or ReadFailed if it could not work: tokens, files for TLS."""
-        require_tokens(self._seeding, self._environ, self._passed, wall=self._wall())
-        files = self._seeding.tls
-        if files is None:
-            return
-        try:
-            if self._seeding.listen is not None:
-                listening(files)
-            if self._seeding.source is not None:
-                asking(files)
-        except ConfigError as error:
-            raise ConfigError(f"seed.tls_{error}") from None
+        seeding = self._seeding
+        require_tokens(seeding, self._environ, self._passed, wall=self._wall())
+        listens, asks = seeding.listen is not None, seeding.source is not None
+        require_usable(seeding.tls, listens=listens, asks=asks, prefix="seed.tls_")
 
     def listener(self, kinds: Iterable[Kind], streams: Iterable[Stream] = ()) -> Listener | None:
         """What answers others with `kinds` and `streams`, to be served; None if nobody is to be

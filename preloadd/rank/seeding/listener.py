@@ -14,9 +14,9 @@ import ssl
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 import anyio
-from anyio import to_thread
 from anyio.abc import TaskGroup
 
 from preloadd.domain.meeting import is_one_host
@@ -25,6 +25,7 @@ from preloadd.errors import PreloadError, ProtocolViolation
 from preloadd.rank.seeding.api import Admits, Stream
 from preloadd.rank.seeding.crowd import MOST, Crowd, most_of, of_one_peer
 from preloadd.transport import tcp
+from preloadd.transport.threads import Threads
 from preloadd.transport.tls import NOT_TLS, TlsWire, refusal
 from preloadd.warmup.seeding import messages as m
 from preloadd.warmup.seeding.frames import MAX_REQUEST, Frame, framed
@@ -99,7 +100,7 @@ class Listener:
         self._scopes: dict[int, anyio.CancelScope] = {}
         self._addresses: dict[str, _Address] = {}
         self._answers = anyio.Semaphore(_ANSWERS)
-        self._threads = anyio.CapacityLimiter(_ANSWERS)
+        self._threads = {name: Threads(f"what has {name}") for name in self._kinds}
         self._numbers = 0
         self._quiet_until: dict[str, float] = {}
 
@@ -268,9 +269,8 @@ class Listener:
             return m.failed(m.UNSUPPORTED)
         try:
             with anyio.fail_after(RESOLVE_S):
-                payload = await to_thread.run_sync(
-                    kind.resolve, request.fields, abandon_on_cancel=True, limiter=self._threads
-                )
+                find = partial(kind.resolve, request.fields)
+                payload = await self._threads[kind.name].run(find)
         except TimeoutError:
             log.warning("what %s asks for was not found within %g s", address, RESOLVE_S)
             return m.failed("it was not found in time")

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import TypeVar
 
 import anyio
-from anyio import to_thread
 
 from preloadd.domain.lines import one_line
 from preloadd.errors import AlreadyRunning, PreloadError
 from preloadd.linux.locks import Lock
 from preloadd.protocol.messages import Warmable
 from preloadd.rank.seeding.api import Fetch
+from preloadd.transport.threads import Threads
 from preloadd.warmup.bundles import exchange
 from preloadd.warmup.bundles.exchange import Withheld
 from preloadd.warmup.bundles.index import listing, recalled
@@ -86,6 +86,7 @@ class Bundling:
         self._bundle: Bundle | None = None
         self._line = self._given = self._unused = ""
         self._due = anyio.Event()
+        self._threads = Threads("the disk or a store")
 
     # -- what a load does --
 
@@ -242,7 +243,7 @@ class Bundling:
         """What blocking `work` returns; None, and people are told, if it fails or takes long."""
         try:
             with anyio.fail_after(WORK_S):
-                return await to_thread.run_sync(work, abandon_on_cancel=True)
+                return await self._threads.run(work)
         except TimeoutError:
             self._say(f"compiled code: not looked after any longer than {WORK_S:g} s")
         except (PreloadError, OSError) as error:

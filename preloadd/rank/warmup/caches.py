@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from preloadd.warmup.bundles.manifest import AOT, CACHES
 from preloadd.warmup.names import TableName, cache_root, chosen_root, is_config_hash, versions_root
 
-_COMPILED = "torch_compile_cache"
-_AHEAD = "torch_aot_compile"
 _MOST = 4096
 """Names that are looked at: more tell people no more."""
 
@@ -40,13 +39,13 @@ class Caches:
     def of(cls, environ: Mapping[str, str]) -> Self:
         """Those of an engine with these variables."""
         tables = chosen_root(environ) or versions_root(environ)
-        return cls(tables, cache_root(environ) / _COMPILED)
+        return cls(tables, cache_root(environ) / CACHES)
 
     def listing(self) -> Listing:
         """What there is now. What cannot be read is not there."""
-        ahead = self.compiled / _AHEAD
+        ahead = self.compiled / AOT
         compiled = {path.name for path in _folders(self.compiled) if path != ahead}
-        compiled |= {f"{_AHEAD}/{path.name}" for path in _folders(ahead)}
+        compiled |= {f"{AOT}/{path.name}" for path in _folders(ahead)}
         tables = {
             f"{path.name}/{name}"
             for path in _hashes(self.tables, depth=2)

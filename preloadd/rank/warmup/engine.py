@@ -18,7 +18,7 @@ from preloadd.domain.settings import RankSettings
 from preloadd.errors import OutOfDescriptors, ProtocolViolation
 from preloadd.linux import seqpacket
 from preloadd.linux.fds import OwnedFd
-from preloadd.linux.process import NOT_STARTED, Child, spawn
+from preloadd.linux.process import Child, spawn
 from preloadd.protocol import codec
 from preloadd.protocol.messages import LINK, REHEARSAL, Failed, Order, Progress
 from preloadd.rank.ending import stop
@@ -46,7 +46,7 @@ OnProgress = Callable[[Progress], None]
 
 
 @dataclass(slots=True)
-class Performance:
+class Engine:
     """One engine. It has `within` seconds in all; where it says nothing for as long as a loader may
     be silent, or the gate is to be opened, it is ended. `on_progress` is told now and then."""
 
@@ -63,7 +63,7 @@ class Performance:
     last: deque[str] = field(default_factory=lambda: deque(maxlen=_LAST_LINES))
     rest: str = ""
 
-    async def of(self, argv: Sequence[str], environ: Mapping[str, str]) -> str:
+    async def run(self, argv: Sequence[str], environ: Mapping[str, str]) -> str:
         """Start the engine, hear it to its end, and end what is left; why it failed, or ''."""
         ours, theirs = seqpacket.pair()
         with ExitStack() as undo:
@@ -110,14 +110,14 @@ class Performance:
                 status = await stop(child, grace)
         if not child.group_gone():
             log.warning("what the engine of the warm-up started still lives (group %d)", child.pid)
-        return self._judged(why, status)
+        return self._judged(why, child, status)
 
-    def _judged(self, why: str, status: int) -> str:
+    def _judged(self, why: str, child: Child, status: int) -> str:
         if self.gate.ending.is_set():
             return self.gate.why
         if why or self.failure or self.phase == DONE:
             return why or self.failure
-        if status in NOT_STARTED:
+        if not child.started:
             return f"the engine ended with {status}: its interpreter cannot be started"
         how = f"was killed by signal {status - 128}" if status > 128 else f"ended with {status}"
         return f"the engine {how} while {self.phase}"

@@ -12,8 +12,10 @@ import json
 import logging
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import Self
 
 import anyio
@@ -23,23 +25,33 @@ from preloadd.domain.lines import one_line
 from preloadd.domain.settings import Builder, Memory, RankSettings
 from preloadd.domain.vllm import MODEL_FREE_METHODS
 from preloadd.protocol.messages import Progress
-from preloadd.rank.caches import Caches, Listing
 from preloadd.rank.device import with_all
 from preloadd.rank.fellows import Fellows
 from preloadd.rank.gate import Gate
 from preloadd.rank.loading import tell_on
-from preloadd.rank.performance import OnProgress, Performance, cancel_at_the_end
 from preloadd.rank.service import Service
+from preloadd.rank.warmup.caches import Caches, Listing
+from preloadd.rank.warmup.engine import Engine, OnProgress, cancel_at_the_end
 
 log = logging.getLogger(__name__)
 
 MODULE = "preloadd.loader.vllm.rehearse"
 
+NOT_WARM = "not-warm.txt"
+"""Name of the file beside a rank's socket that is there while its weights are not warmed up. In it
+is how that came, for its next life to tell; nothing where it was cut off."""
+
 _LEFT_S = 2.0
 _MAX_WHY = 500
+_MAX_TOLD = 600
 _POLL_S = 0.01
 _TELL_EVERY_S = 5.0
 _SPECULATION = "--speculative-config"
+_EAGER = "--enforce-eager"
+_LEAST = "--optimization-level=0"
+_MORE = ("--compilation-config", "--kernel-config", "--enable-flashinfer-autotune")
+"""What may ask for more than the lowest level does, which neither compiles nor tunes."""
+_UNTUNED = "--no-enable-flashinfer-autotune"
 _LOOKING = Progress(phase="looking for what others have warmed up")
 _WAITING = Progress(phase="waiting for the other ranks to warm up with")
 
@@ -74,6 +86,8 @@ def hindrance(settings: RankSettings) -> str:
     model, instance = settings.model, settings.parsed_instance
     if model.builder is not Builder.VLLM:
         return "weights of the builder native are for engines that warm up by themselves"
+    if why := _untraced(settings):
+        return f"nothing is left for others: engines compile nothing, and {why}"
     if not settings.warmup.trust_bundles:
         if not settings.warmup.autotune:
             return "it is switched off, and what it would compile is not shared"
@@ -86,6 +100,25 @@ def hindrance(settings: RankSettings) -> str:
         return "the group is on several hosts: the first engine tunes and compiles"
     if model.placement.rank != 0:
         return "the first rank of the group does it for all"
+    return ""
+
+
+def _untraced(settings: RankSettings) -> str:
+    """Why engines that compile nothing tune nothing either; '' if they may do one of both.
+
+    Only what is certain before one has started. What FlashInfer keeps in its own store counts.
+    """
+    model, versions = settings.model, settings.versions
+    words = model.engine_args
+    least = _LEAST in words and not any(word.startswith(_MORE) for word in words)
+    if not least and _EAGER not in words:
+        return ""
+    if model.memory is not Memory.CUDA:
+        return "FlashInfer tunes on NVIDIA's GPUs only"
+    if least or _UNTUNED in words or not settings.warmup.autotune:
+        return "tuning is switched off"
+    if versions.vllm and not versions.flashinfer:
+        return "FlashInfer is not installed beside vLLM"
     return ""
 
 
@@ -139,8 +172,8 @@ class Rehearsal:
         """
         started = anyio.current_time()
         before = await anyio.to_thread.run_sync(self.caches.listing)
-        performance = Performance(settings, within, gate, on_progress)
-        why = await performance.of(self.argv, self.environ)
+        engine = Engine(settings, within, gate, on_progress)
+        why = await engine.run(self.argv, self.environ)
         with anyio.move_on_after(_LEFT_S):
             while gate.leases:  # noqa: ASYNC110 - its connections are closed already
                 await anyio.sleep(_POLL_S)
@@ -151,7 +184,7 @@ class Rehearsal:
 class WarmUp:
     """The warm-up of one rank as its daemon has it; nothing to do without a `rehearsal`.
 
-    `begin` before a load, then `finish` once others can connect, or `give_up`.
+    `begin` before a load, then `finish` once others can connect, or `give_up`; or `adopted`.
     """
 
     def __init__(
@@ -166,17 +199,28 @@ class WarmUp:
         self._service = service
         self._fellows = fellows
         self._gate: Gate | None = None
-        self._last: Rehearsed | None = None
+        self._line = ""
+        self._not_warm = Path(settings.socket_dir, settings.instance, NOT_WARM)
 
     def begin(self) -> None:
         """Weights are to be loaded: nobody gets them before they are warm."""
         if self._rehearsal is not None:
-            self._last, self._gate = None, self._service.close_gate()
+            self._line, self._gate = "", self._service.close_gate()
+            self._keep("")
 
     def give_up(self) -> None:
         """There are no weights to warm up."""
         self._gate = None
         self._service.open_gate()
+
+    def adopted(self) -> None:
+        """Weights of an earlier life are served at once, as warm as that has left them."""
+        if self._rehearsal is None:
+            return
+        with suppress(OSError):
+            said = self._not_warm.read_text(errors="replace")
+            self._line = one_line(said)[:_MAX_TOLD] or _cut_off(self._settings.group)
+            log.warning("%s", self._line)
 
     async def finish(
         self, needless: Callable[[], Awaitable[bool]], on_progress: OnProgress
@@ -186,36 +230,64 @@ class WarmUp:
         gate, self._gate = self._gate, None
         if self._rehearsal is None or gate is None:
             return None
-        started = anyio.current_time()
-        within = self._settings.warmup.deadline
         try:
-            looked = await _looked(needless, gate, on_progress, within)
-            if looked:
-                return None
-            if looked is None:
-                late = f"looking for what is there took longer than {within:g} s"
-                self._last = _rehearsed(gate, late, started)
-            else:
-                self._last = await rehearse(
-                    self._rehearsal,
-                    self._settings,
-                    self._service,
-                    gate,
-                    self._fellows,
-                    on_progress,
-                    within=started + within - anyio.current_time(),
-                )
+            done = await self._finished(self._rehearsal, gate, needless, on_progress)
         finally:
             self._service.open_gate()
-        return self._last
+        self._line = "" if done is None else str(done)
+        self._keep(None if done is None or done.outcome is Outcome.DONE else self._line)
+        return done
+
+    async def _finished(
+        self,
+        rehearsal: Rehearsal,
+        gate: Gate,
+        needless: Callable[[], Awaitable[bool]],
+        on_progress: OnProgress,
+    ) -> Rehearsed | None:
+        started = anyio.current_time()
+        within = self._settings.warmup.deadline
+        looked = await _looked(needless, gate, on_progress, within)
+        if looked:
+            return None
+        if looked is None:
+            late = f"looking for what is there took longer than {within:g} s"
+            return _rehearsed(gate, late, started)
+        return await rehearse(
+            rehearsal,
+            self._settings,
+            self._service,
+            gate,
+            self._fellows,
+            on_progress,
+            within=started + within - anyio.current_time(),
+        )
+
+    def _keep(self, line: str | None) -> None:
+        """Have the next life tell why weights that it adopts are not warm; None if they are."""
+        try:
+            if line is None:
+                self._not_warm.unlink(missing_ok=True)
+            else:
+                self._not_warm.write_text(line)
+        except OSError as error:
+            log.warning("%s could not be written: %s", self._not_warm, error.strerror)
 
     def told(self) -> tuple[str, ...]:
         """A line for people: how it went, or why there is none where engines of vLLM come."""
-        if self._last is not None:
-            return (str(self._last),)
+        if self._line:
+            return (self._line,)
         wanted = self._settings.warmup.autotune and self._settings.model.builder is Builder.VLLM
         why = hindrance(self._settings) if wanted and self._rehearsal is None else ""
         return (f"no engine warms up here: {why}",) if why else ()
+
+
+def _cut_off(group: str) -> str:
+    return (
+        "the warm-up of these weights was cut off as their daemon ended, and the first engine does "
+        "it. To have it done before one comes: "
+        f"preloadctl release {group}, then preloadctl load {group}"
+    )
 
 
 async def rehearse(

@@ -19,9 +19,10 @@ from anyio import to_thread
 from preloadd.domain.lines import one_line
 from preloadd.errors import PreloadError
 from preloadd.protocol.messages import Tuned, Warmable
-from preloadd.rank import tables
 from preloadd.rank.seeding.api import Fetch
-from preloadd.rank.tables import Place
+from preloadd.rank.warmup import places
+from preloadd.rank.warmup.places import Place
+from preloadd.transport.threads import Threads
 from preloadd.warmup import folder
 from preloadd.warmup.names import TableName
 from preloadd.warmup.seeding.kinds import Kind, Outcome
@@ -92,6 +93,8 @@ class Warming:
         self._published = ""
         self._to_publish: list[_Set] = []
         self._due = anyio.Event()
+        self._disk = Threads("the disk")
+        self._afar = Threads("a store")
 
     async def open(self) -> None:
         """Open the stores, unless they are; ConfigError for any that cannot be used."""
@@ -180,7 +183,7 @@ class Warming:
     async def _left(self, place: Place) -> Mapping[TableName, bytes] | None:
         """What is on the disk, in the order of ranks; None, and that is told, if that fails."""
         try:
-            stored = [(name, await _soon(partial(place.stored, name))) for name in place.names]
+            stored = [(name, await self._soon(partial(place.stored, name))) for name in place.names]
         except (PreloadError, OSError) as error:
             self._note(f"not published: {error}")
             return None
@@ -188,16 +191,16 @@ class Warming:
 
     async def _share(self, place: Place, found: Mapping[TableName, bytes]) -> None:
         def judged() -> str:
-            return tables.mixed([parse(raw, str(name)) for name, raw in found.items()])
+            return places.mixed([parse(raw, str(name)) for name, raw in found.items()])
 
         try:
-            why = await _soon(judged)
+            why = await self._soon(judged)
         except (BadTable, OSError) as error:
             why = str(error)
         if why:
             self._note(f"not published: {why}")
             return
-        held = {tables.store_key(place.config_hash, name): raw for name, raw in found.items()}
+        held = {places.store_key(place.config_hash, name): raw for name, raw in found.items()}
         self._to_publish.append(held)
         self._due.set()
 
@@ -275,7 +278,7 @@ class Warming:
         """The table in the first store that has it. Blocking; PreloadError, OSError."""
         if self._stores is None:
             return None
-        return self._stores.find(tables.store_key(config_hash, name), MAX_NBYTES, tables.loadable)
+        return self._stores.find(places.store_key(config_hash, name), MAX_NBYTES, places.loadable)
 
     # -- tiers --
 
@@ -301,10 +304,10 @@ class Warming:
         """Whether nothing is to be tuned, since tables are there, were fetched, or cannot be put
         there."""
         try:
-            disk = await _soon(partial(tables.on_disk, place))
+            disk = await self._soon(partial(places.on_disk, place))
         except OSError as error:
             self._note(f"{place.path.parent}: {error}")
-            disk = tables.Disk()
+            disk = places.Disk()
         for fault in disk.faults:
             self._note(fault)
         if disk.conflict:
@@ -328,9 +331,7 @@ class Warming:
         within = STORE_S * len(stores.names)
         try:
             with anyio.fail_after(within):
-                found = await to_thread.run_sync(
-                    tables.in_stores, stores, place, abandon_on_cancel=True
-                )
+                found = await self._afar.run(partial(places.in_stores, stores, place))
         except TimeoutError:
             self._note(f"shared stores were not waited for any longer than {within:g} s")
         except (PreloadError, OSError) as error:
@@ -350,14 +351,15 @@ class Warming:
                 self._note(f"not seeded ({seeded.outcome}): {seeded.why}")
                 return None
             found[name] = seeded.value
-        if why := tables.mixed(found.values()):
+        if why := places.mixed(found.values()):
             self._note(f"not seeded ({Outcome.INCOMPATIBLE}): {why}")
             return None
         return found
 
     async def _installed(self, place: Place, found: Mapping[TableName, Table], where: str) -> bool:
         try:
-            seeded = await _soon(partial(install_all, place.root, place.config_hash, found))
+            install = partial(install_all, place.root, place.config_hash, found)
+            seeded = await self._soon(install)
         except (PreloadError, OSError) as error:
             self._note(f"what {where} has cannot be installed: {error}")
             return False
@@ -367,6 +369,14 @@ class Warming:
         self._say(f"tables: installed from {where}, {one_line(place.path)}")
         return True
 
+    async def _soon(self, work: Callable[[], T]) -> T:
+        """What blocking `work` on the disk returns; its errors, or OSError if it takes too long."""
+        try:
+            with anyio.fail_after(DISK_S):
+                return await self._disk.run(work)
+        except TimeoutError:
+            raise OSError(errno.ETIMEDOUT, f"the disk did not answer for {DISK_S:g} s") from None
+
     async def _publish(self, held: _Set) -> None:
         """All of them, unless the first is there already, and another: whoever was first has its
         own there or is about to, and ranks are not to get some of each."""
@@ -375,7 +385,8 @@ class Warming:
         first = next(iter(held))
         try:
             for key, value in held.items():
-                await _within(PUBLISH_S, partial(self._stores.keep, key, value))
+                with anyio.fail_after(PUBLISH_S):
+                    await self._afar.run(partial(self._stores.keep, key, value))
                 if key == first and not await self._is_ours(key, value):
                     return
         except TimeoutError:
@@ -391,7 +402,8 @@ class Warming:
     async def _is_ours(self, key: str, value: bytes) -> bool:
         if self._stores is None:
             return False
-        there = await _within(PUBLISH_S, partial(self._stores.find, key, MAX_NBYTES))
+        with anyio.fail_after(PUBLISH_S):
+            there = await self._afar.run(partial(self._stores.find, key, MAX_NBYTES))
         if there is not None and there != value:
             self._note(f"not published: a store has other tables already, which stay there: {key}")
         elif there is None and not self._stores.faults:
@@ -413,17 +425,3 @@ class Warming:
         if note not in self._notes:
             self._notes.append(note)
             log.warning("%s", note)
-
-
-async def _soon(work: Callable[[], T]) -> T:
-    """What blocking `work` on the disk returns; its errors, or OSError if it takes too long."""
-    try:
-        return await _within(DISK_S, work)
-    except TimeoutError:
-        raise OSError(errno.ETIMEDOUT, f"the disk did not answer for {DISK_S:g} s") from None
-
-
-async def _within(seconds: float, work: Callable[[], T]) -> T:
-    """What blocking `work` returns; TimeoutError, and it is left behind, if it takes longer."""
-    with anyio.fail_after(seconds):
-        return await to_thread.run_sync(work, abandon_on_cancel=True)

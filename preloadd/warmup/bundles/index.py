@@ -18,6 +18,7 @@ from preloadd.linux.private import locked_folder, read_private, write_private
 from preloadd.warmup.bundles import tree
 from preloadd.warmup.bundles.identity import digest
 from preloadd.warmup.bundles.manifest import (
+    AOT,
     CACHES,
     BadBundle,
     Bundle,
@@ -31,8 +32,6 @@ NAME = "preloadd-bundles.json"
 FORMAT = 1
 MAX_ENTRIES = 64
 """Older ones are forgotten: of engines that nobody starts any more, most likely."""
-
-AOT = "torch_aot_compile"
 
 
 @dataclass(frozen=True, slots=True)

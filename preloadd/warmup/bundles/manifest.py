@@ -23,6 +23,9 @@ FORMAT = 1
 CACHES = "torch_compile_cache"
 """The folder in vLLM's cache root that has all of them."""
 
+AOT = "torch_aot_compile"
+"""In there, the folder of those that were compiled ahead of time."""
+
 MAX_BUNDLE = MAX_NBYTES
 """Bytes of a bundle: what a store takes as one value, and so what is held in memory at once."""
 
@@ -39,7 +42,7 @@ MAX_PATH = 1024
 MAX_DEPTH = 12
 """Names in a path. vLLM and its compilers need eight."""
 
-_FOLDER = re.compile(rf"{CACHES}/(?:torch_aot_compile/[0-9a-f]{{64}}|[0-9a-f]{{10}})")
+_FOLDER = re.compile(rf"{CACHES}/(?:{AOT}/[0-9a-f]{{64}}|[0-9a-f]{{10}})")
 _PART = re.compile(r"[!-.0-\[\]-~]{1,255}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _FIELD = re.compile(r"[a-z_]{1,64}")

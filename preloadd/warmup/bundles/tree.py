@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 
 from preloadd.domain.lines import one_line
 from preloadd.errors import InsecurePath
 from preloadd.linux.fds import OwnedFd
+from preloadd.linux.plain import make_file, naming, open_file, open_folder
 from preloadd.warmup.bundles.manifest import MAX_DEPTH, passing
 
 BUSY_S = 30.0
 """Seconds that a cache root is waited for: somebody installs all of a bundle there, or packs it."""
-
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_FRESH = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def entered(top: OwnedFd, path: str, *, make: bool = False) -> OwnedFd:
@@ -29,8 +25,9 @@ def entered(top: OwnedFd, path: str, *, make: bool = False) -> OwnedFd:
     with ExitStack() as owned:
         folder = owned.enter_context(top.duplicate())
         for part in filter(None, path.split("/")):
-            with _telling(path):
-                folder = owned.enter_context(_enter(folder, part, make=make))
+            if make:
+                _make(folder, part, path)
+            folder = owned.enter_context(open_folder(part, folder, named=path))
             mode = stat.S_IMODE(os.fstat(folder.fileno()).st_mode)
             if mode & 0o022:
                 raise InsecurePath(
@@ -43,21 +40,15 @@ def entered(top: OwnedFd, path: str, *, make: bool = False) -> OwnedFd:
 def opened(top: OwnedFd, path: str) -> OwnedFd:
     """The regular file `path` below `top`, to be read; InsecurePath for anything else."""
     parent, _, name = path.rpartition("/")
-    with entered(top, parent) as folder, _telling(path):
-        fd = OwnedFd(os.open(name, _READ, dir_fd=folder.fileno()))
-    if not stat.S_ISREG(os.fstat(fd.fileno()).st_mode):
-        fd.close()
-        raise _odd(path)
-    return fd
+    with entered(top, parent) as folder:
+        return open_file(name, folder, named=path)
 
 
 def fresh(top: OwnedFd, path: str) -> OwnedFd:
     """A new file at `path` below `top`, for this user alone, to be written; folders are made."""
     parent, _, name = path.rpartition("/")
-    with entered(top, parent, make=True) as folder, _telling(path):
-        fd = OwnedFd(os.open(name, _FRESH, 0o600, dir_fd=folder.fileno()))
-    os.fchmod(fd.fileno(), 0o600)  # whatever the mask of this process
-    return fd
+    with entered(top, parent, make=True) as folder, naming(path):
+        return make_file(name, folder)
 
 
 def walked(top: OwnedFd, path: str, *, strict: bool = True) -> Iterator[tuple[str, os.stat_result]]:
@@ -68,18 +59,21 @@ def walked(top: OwnedFd, path: str, *, strict: bool = True) -> Iterator[tuple[st
     """
     if path.count("/") > MAX_DEPTH:
         raise InsecurePath(f"{one_line(path)} is deeper than any compiler's folder")
-    with entered(top, path) as folder, _telling(path):
+    with entered(top, path) as folder, naming(path):
         found = _entries(folder)
     for name, seen in found:
+        place = f"{path}/{name}"
         if passing(name):
             continue
         if stat.S_ISDIR(seen.st_mode):
             with suppress(FileNotFoundError):
-                yield from walked(top, f"{path}/{name}", strict=strict)
+                yield from walked(top, place, strict=strict)
         elif strict and not stat.S_ISREG(seen.st_mode):
-            raise _odd(f"{path}/{name}")
+            raise InsecurePath(
+                f"{one_line(place)} is a symbolic link, or no regular file: remove it"
+            )
         else:
-            yield f"{path}/{name}", seen
+            yield place, seen
 
 
 def sync(top: OwnedFd, path: str) -> None:
@@ -113,27 +107,7 @@ def _entries(folder: OwnedFd) -> list[tuple[str, os.stat_result]]:
     return found
 
 
-def _enter(folder: OwnedFd, name: str, *, make: bool) -> OwnedFd:
-    if make:
-        with suppress(FileExistsError):
-            os.mkdir(name, 0o700, dir_fd=folder.fileno())
-            os.chmod(name, 0o700, dir_fd=folder.fileno())  # whatever the mask of this process
-    return OwnedFd(os.open(name, _FOLDER, dir_fd=folder.fileno()))
-
-
-def _odd(path: str) -> InsecurePath:
-    return InsecurePath(
-        f"{one_line(path)} is a link, or not the plain file or folder that belongs there: remove it"
-    )
-
-
-@contextmanager
-def _telling(path: str) -> Iterator[None]:
-    """What goes wrong in here names all of `path`. The kernel refuses links as if no folders."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in (errno.ENOTDIR, errno.ELOOP):
-            raise _odd(path) from None
-        error.filename = path
-        raise
+def _make(folder: OwnedFd, name: str, path: str) -> None:
+    with suppress(FileExistsError), naming(path):
+        os.mkdir(name, 0o700, dir_fd=folder.fileno())
+        os.chmod(name, 0o700, dir_fd=folder.fileno())  # whatever the mask of this process

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from preloadd.domain.lines import one_line
 from preloadd.errors import ConfigError, InsecurePath
+from preloadd.linux import plain
 from preloadd.linux.fds import OwnedFd
 from preloadd.linux.owner import Owner
 from preloadd.warmup.stores.api import StoreFault, require_key, too_long
@@ -23,9 +24,6 @@ from preloadd.warmup.stores.api import StoreFault, require_key, too_long
 KIND = "file"
 
 _ROOT = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-_FOLDER = _ROOT | os.O_NOFOLLOW
-_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_FRESH = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 """What file systems answer that have no hard links, or no more."""
@@ -115,7 +113,7 @@ class _Folder(Owner):
         """The folder of that name in this one; FileNotFoundError, InsecurePath, OSError."""
         path = self._path / name
         with ExitStack() as undo, _telling(path):
-            fd = undo.enter_context(OwnedFd(os.open(name, _FOLDER, dir_fd=self._fd.fileno())))
+            fd = undo.enter_context(plain.open_folder(name, self._fd, named=path))
             _believe(path, os.fstat(fd.fileno()), self._root)
             undo.pop_all()
         return _Folder(fd, path, self._root)
@@ -125,17 +123,15 @@ class _Folder(Owner):
         path = self._path / name
         with suppress(FileExistsError), _telling(path):
             os.mkdir(name, 0o700, dir_fd=self._fd.fileno())
-            with OwnedFd(os.open(name, _FOLDER, dir_fd=self._fd.fileno())) as fd:
+            with plain.open_folder(name, self._fd, named=path) as fd:
                 self._share(fd, 0o777)
         return self.enter(name)
 
     def read(self, name: str, limit: int) -> bytes:
         """The content of a file here, which others may take away meanwhile, but never change."""
         path = self._path / name
-        with _telling(path), OwnedFd(os.open(name, _READ, dir_fd=self._fd.fileno())) as fd:
+        with _telling(path), plain.open_file(name, self._fd, named=path) as fd:
             found = os.fstat(fd.fileno())
-            if not stat.S_ISREG(found.st_mode):
-                raise InsecurePath(f"{one_line(path)} is no regular file: remove it")
             _believe(path, found, self._root)
             if found.st_size > limit:
                 raise too_long(found.st_size, limit)
@@ -152,11 +148,9 @@ class _Folder(Owner):
             if _is_there(name, here):
                 return
             fresh = f".{name}.{secrets.token_hex(8)}"
-            with OwnedFd(os.open(fresh, _FRESH, 0o600, dir_fd=here)) as fd:
+            with plain.make_file(fresh, self._fd) as fd:
                 undo.callback(_unlink, fresh, here)
-                left = memoryview(content)
-                while left:
-                    left = left[os.write(fd.fileno(), left) :]
+                plain.write_whole(fd, content)
                 self._share(fd, 0o644)
                 os.fsync(fd.fileno())
             _publish(fresh, name, here)

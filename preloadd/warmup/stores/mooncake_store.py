@@ -17,7 +17,7 @@ from dataclasses import replace
 from preloadd.errors import ConfigError
 from preloadd.linux.fds import OwnedFd
 from preloadd.linux.owner import Owner
-from preloadd.linux.process import NOT_STARTED, Child, spawn
+from preloadd.linux.process import Child, spawn
 from preloadd.warmup.stores.api import MAX_NBYTES, StoreFault, require_key
 from preloadd.warmup.stores.backoff import Backoff
 from preloadd.warmup.stores.mooncake import CALLS, ENVIRONMENT, LIFE
@@ -156,14 +156,16 @@ class MooncakeStore(Owner):
     def _dropped(self, error: EOFError | OSError | _Unfit) -> str:
         """The same after `error`."""
         python = self._argv[0]
-        status = None if self._client is None else self._client.status()
+        client = self._client
+        status = None if client is None else client.status()
+        started = client is None or client.started
         self._drop()
         if isinstance(error, _Unfit):
             return (
                 f"{python} cannot load Mooncake ({error}): install one of its packages for that "
                 "Python, such as mooncake-transfer-engine, and what it needs of the system"
             )
-        if status in NOT_STARTED:
+        if not started:
             return f"{python} cannot be started: name another Python"
         if status is None:
             return f"its process cannot be talked to ({error}): look into this daemon's limits"
@@ -210,6 +212,11 @@ class _Client(Owner):
         """TimeoutError; EOFError or OSError if it ended, or talks nonsense."""
         send_request(self._calls, request, until)
         return receive_reply(self._calls, max(request.limit, _TEXT), until)
+
+    @property
+    def started(self) -> bool:
+        """False once `status` is known if it could not even be started."""
+        return self._child.started
 
     def status(self) -> int | None:
         """How it ended; None if it still runs a moment after it hung up."""

@@ -22,7 +22,7 @@ from preloadd.linux.process import spawn
 from preloadd.protocol import codec
 from preloadd.protocol.messages import LINK, Order
 from preloadd.rank.gate import Gate
-from preloadd.rank.rehearsal import Outcome, Rehearsal, Rehearsed, rehearse
+from preloadd.rank.warmup.rehearsal import Outcome, Rehearsal, Rehearsed, rehearse
 from preloadd.warmup.names import TableName
 from preloadd.warmup.table import Entry, Table, render
 from preloadd.warmup.verdict import FIELDS

@@ -61,6 +61,17 @@ def test_one_line_every_two_seconds_for_each_rank():
     ]
 
 
+def test_the_same_line_is_not_shown_again():
+    rehearsal = [("GPU-0", "warming up: starting an engine", 0, 0, n * 5.0) for n in range(5)]
+    assert lines(*rehearsal) == ["GPU-0: warming up: starting an engine"]
+    stuck = [("GPU-0", "reading", 0, 4 << 20, n * 5.0) for n in range(3)]
+    moves = ("GPU-0", "reading", 1 << 20, 4 << 20, 20.0)
+    assert lines(*stuck, moves) == [
+        "GPU-0: reading 4.0 MiB",
+        "GPU-0: reading 1.0 MiB of 4.0 MiB (25%), 51.2 KiB/s",
+    ]
+
+
 def test_ranks_do_not_silence_each_other():
     shown = lines(("CPU-0", "reading", 0, 9, 0.0), ("CPU-1", "reading", 0, 9, 0.1))
     assert [line.partition(":")[0] for line in shown] == ["CPU-0", "CPU-1"]

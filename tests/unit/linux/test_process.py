@@ -206,7 +206,15 @@ def test_a_living_parent_keeps_its_child() -> None:
         assert child.poll() is None
 
 
-def test_a_missing_command_is_a_status(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_command_was_not_started(capfd: pytest.CaptureFixture[str]) -> None:
     with spawn(["/no/such/command"], environ=ENVIRON) as child:
-        assert child.wait(10) == 127
+        assert (child.wait(10), child.started) == (127, False)
     assert "/no/such/command" in capfd.readouterr().err
+
+
+def test_one_that_ends_with_the_same_status_was() -> None:
+    with spawn(["sh", "-c", "exit 127"], environ=ENVIRON) as child:
+        assert (child.wait(10), child.started) == (127, True)
+    with spawn(SLEEP, environ=ENVIRON) as child:
+        pass
+    assert (child.status, child.started) == (137, True)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import pytest
@@ -49,20 +52,47 @@ class Told(NamedTuple):
     files: dict[str, str]
 
 
-def run(numbers: list[int], names: list[str], environ: dict[str, str]) -> Told:
+class Done(NamedTuple):
+    """How a command ended, what it wrote, and whether the pipe said that it could not be begun."""
+
+    status: int
+    output: str
+    errors: str
+    failed: bool
+
+
+def run(
+    command: Sequence[str],
+    passed: Sequence[str] = (),
+    *,
+    parent: Sequence[str] = ("0", "0"),
+    before: Sequence[str] = (),
+    environ: dict[str, str] | None = None,
+) -> Done:
+    reading, writing = os.pipe()
+    failed = fcntl.fcntl(writing, fcntl.F_DUPFD_CLOEXEC, 60)
+    os.close(writing)
+    try:
+        done = subprocess.run(
+            [*before, *TRAMPOLINE, *parent, str(failed), str(len(passed)), *passed, *command],
+            env=environ,
+            capture_output=True,
+            text=True,
+            pass_fds=[failed],
+        )
+        os.close(failed)
+        said = os.read(reading, 9)
+    finally:
+        os.close(reading)
+    return Done(done.returncode, done.stdout, done.stderr, bool(said))
+
+
+def arranged(numbers: list[int], names: list[str], environ: dict[str, str]) -> Told:
     passed = [f"{number}:{name}" for number, name in zip(numbers, names, strict=True)]
-    done = subprocess.run(
-        [
-            *(*ISOLATED, "-c", ARRANGE, json.dumps(numbers)),
-            *(*TRAMPOLINE, "0", "0", str(len(passed)), *passed),
-            *(*ISOLATED, "-c", REPORT),
-        ],
-        env=environ,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    return Told(*json.loads(done.stdout))
+    before = [*ISOLATED, "-c", ARRANGE, json.dumps(numbers)]
+    done = run([*ISOLATED, "-c", REPORT], passed, before=before, environ=environ)
+    assert done.status == 0, done.errors
+    return Told(*json.loads(done.output))
 
 
 @given(numbers=st.lists(st.integers(3, 9), max_size=7))
@@ -71,14 +101,14 @@ def run(numbers: list[int], names: list[str], environ: dict[str, str]) -> Told:
 @example(numbers=[3, 3, 4])
 @settings(max_examples=8)
 def test_any_numbers_become_three_and_up_and_nothing_else_stays(numbers: list[int]) -> None:
-    told = run(numbers, [f"name-{number}" for number in numbers], {})
+    told = arranged(numbers, [f"name-{number}" for number in numbers], {})
     assert told.files == {
         str(3 + index): f"/memfd:file-{number} (deleted)" for index, number in enumerate(numbers)
     }
 
 
 def test_the_command_is_told_what_it_has() -> None:
-    told = run([7, 5, 6], ["chunk", "listen", "chunk"], {"LISTEN_FDS": "99"})
+    told = arranged([7, 5, 6], ["chunk", "listen", "chunk"], {"LISTEN_FDS": "99"})
     assert told.listen == {
         "LISTEN_PID": str(told.pid),
         "LISTEN_FDS": "3",
@@ -88,27 +118,31 @@ def test_the_command_is_told_what_it_has() -> None:
 
 def test_a_command_without_descriptors_does_not_inherit_the_parents_variables() -> None:
     stale = {"LISTEN_PID": "1", "LISTEN_FDS": "2", "LISTEN_FDNAMES": "a:b"}
-    assert run([], [], stale).listen == {}
+    assert arranged([], [], stale).listen == {}
 
 
 @pytest.mark.parametrize(("command", "status"), [("/no/such/command", 127), ("/etc/passwd", 126)])
 def test_a_command_that_cannot_be_executed_is_told_as_a_shell_would(
     command: str, status: int
 ) -> None:
-    done = subprocess.run([*TRAMPOLINE, "0", "0", "0", command], capture_output=True, text=True)
-    assert done.returncode == status
-    assert done.stderr.startswith(f"{command} cannot be started: ")
+    done = run([command])
+    assert done.status == status
+    assert done.errors.startswith(f"{command} cannot be started: ")
+    assert done.failed
+
+
+def test_a_command_that_ends_with_such_a_status_was_executed() -> None:
+    done = run(["sh", "-c", "exit 127"])
+    assert (done.status, done.failed) == (127, False)
 
 
 def test_a_parent_that_is_gone_already_ends_the_process() -> None:
-    done = subprocess.run([*TRAMPOLINE, "1", str(int(signal.SIGTERM)), "0", "true"])
-    assert done.returncode == -signal.SIGTERM
+    done = run(["true"], parent=["1", str(int(signal.SIGTERM))])
+    assert (done.status, done.failed) == (-signal.SIGTERM, False)
 
 
 def test_signals_are_as_a_shell_would_leave_them() -> None:
-    command = ["grep", "SigIgn", "/proc/self/status"]
-    done = subprocess.run([*TRAMPOLINE, "0", "0", "0", *command], capture_output=True, text=True)
-    ignored = int(done.stdout.split()[1], 16)
+    ignored = int(run(["grep", "SigIgn", "/proc/self/status"]).output.split()[1], 16)
     # `make` leaves signals ignored that the C library keeps for itself and nobody can set.
     left = {number for number in signal.valid_signals() if ignored >> (number - 1) & 1}
     # What whoever started this had ignored, as a shell does for what runs in the background, stays.

@@ -387,6 +387,8 @@ ENDS = {
         "the loader was killed by signal 9 while it tuned",
     ),
     "it crashes": ("1 / 0", {}, "the loader ended with 1 while it tuned"),
+    # As the dynamic linker ends a process that calls what a library lacks.
+    "it lacks a symbol": ("os._exit(127)", {}, "the loader ended with 127 while it tuned"),
     "it says nothing of it": ("pass", {}, "the loader ended with 0 while it tuned"),
     "it fails": ("say(m.Tuned(failure='no nvcc'))", {}, "no nvcc"),
     "it hangs": (

@@ -2,6 +2,7 @@
 
 import dataclasses
 import socket
+import threading
 from contextlib import asynccontextmanager, closing
 
 import anyio
@@ -18,12 +19,14 @@ from preloadd.linux.notify import Notifier
 from preloadd.protocol import codec
 from preloadd.protocol import messages as m
 from preloadd.protocol.connection import ServerConnection
+from preloadd.rank import session
 from preloadd.rank.fellows import Fellows
 from preloadd.rank.gate import Gate
 from preloadd.rank.parking import Parking
 from preloadd.rank.service import Service
 from preloadd.rank.session import Desk
 from preloadd.transport.aio import Limits, Link, Session
+from preloadd.transport.threads import MOST
 from tests.unit.rank.conftest import ID, KEY, open_descriptors
 
 pytestmark = pytest.mark.anyio
@@ -554,3 +557,22 @@ async def test_what_is_not_there_is_told_as_nothing(settings, make, kind, config
         asked = m.WarmupAsked(kind=kind, config_hash=config_hash)
         assert await client.ask(asked) == m.WarmupTold()
         assert (await client.ask(m.Status())).state is State.SERVING
+
+
+async def test_a_disk_that_hangs_keeps_nobody_waiting_for_long(settings, make, monkeypatch):
+    monkeypatch.setattr(session, "_FIND_S", 0.1)
+    answers = threading.Event()
+
+    def hangs(_: str) -> dict[str, bytes]:
+        answers.wait(30)
+        return {}
+
+    async with staged(settings, make(), warm={"bundles": hangs, "tables": found}) as stage:
+        client = stage.client()
+        with anyio.fail_after(5):
+            for _ in range(MOST + 2):
+                asked = m.WarmupAsked(kind="bundles", config_hash=HASH)
+                assert await client.ask(asked) == m.WarmupTold()
+            told = await client.ask(m.WarmupAsked(kind="tables", config_hash=HASH))
+        assert told.sizes == (5, 6)
+    answers.set()

@@ -4,7 +4,7 @@ import pytest
 
 from preloadd.domain.settings import Tls
 from preloadd.errors import ConfigError
-from preloadd.transport.certificates import asking, listening
+from preloadd.transport.certificates import asking, listening, require_usable
 from tests.certificates import key_of
 
 
@@ -35,3 +35,16 @@ def test_a_key_may_be_in_the_file_of_its_certificate(made, tmp_path):
     both.write_text(made["source"].read_text() + key_of(made["source"]).read_text())
     assert listening(Tls(str(both))).verify_mode is ssl.CERT_NONE
     assert listening(Tls(str(both), ca=str(made["ca"]))).verify_mode is ssl.CERT_REQUIRED
+
+
+def test_files_are_judged_for_what_they_are_used_for(tls, tmp_path):
+    require_usable(None, listens=True, asks=True, prefix="")
+    require_usable(tls("source"), listens=True, asks=True, prefix="")
+    only_trusts = Tls(ca=tls("source").ca)
+    require_usable(only_trusts, listens=False, asks=True, prefix="")
+    with pytest.raises(ConfigError, match=r"^--tls-cert: "):
+        require_usable(only_trusts, listens=True, asks=False, prefix="--tls-")
+    wrong = Tls(ca=str(tmp_path / "none"))
+    require_usable(wrong, listens=False, asks=False, prefix="")
+    with pytest.raises(ConfigError, match=rf"^seed.tls_ca: {tmp_path}/none cannot be read"):
+        require_usable(wrong, listens=False, asks=True, prefix="seed.tls_")

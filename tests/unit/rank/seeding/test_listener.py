@@ -17,6 +17,7 @@ from preloadd.rank.seeding import listener as of
 from preloadd.rank.seeding.client import fetch
 from preloadd.rank.seeding.crowd import MOST_EACH
 from preloadd.transport import tcp
+from preloadd.transport.threads import MOST
 from preloadd.warmup.seeding import messages as m
 from preloadd.warmup.seeding.frames import MAX_REQUEST, framed
 from preloadd.warmup.seeding.kinds import Outcome
@@ -290,6 +291,23 @@ async def test_what_is_not_found_in_time_is_said_so(serving, monkeypatch):
         told = await answer(source, framed(m.request("slow", {}, SECRET)))
         slow.go.set()
     assert told == {"status": "error", "message": "it was not found in time"}
+
+
+async def test_what_hangs_is_asked_no_more_and_other_kinds_are(
+    serving, kind, wanted, table, monkeypatch, caplog
+):
+    monkeypatch.setattr(of, "RESOLVE_S", 0.05)
+    slow = Slow()
+    async with serving(slow, kind) as source:
+        for _ in range(MOST):
+            await answer(source, framed(m.request("slow", {}, SECRET)))
+        told = await answer(source, framed(m.request("slow", {}, SECRET)))
+        monkeypatch.setattr(of, "RESOLVE_S", 20.0)
+        await a_good_peer_is_served(source, wanted, table)
+        assert slow.now == slow.most == MOST
+        slow.go.set()
+    assert told == {"status": "error", "message": "it could not be read"}
+    assert f"what has slow still does not answer {MOST} earlier calls" in caplog.text
 
 
 async def test_one_address_has_few_answers_made_at_once(serving, monkeypatch):

@@ -9,7 +9,7 @@ import pytest
 
 from preloadd.engine import bundles
 from preloadd.protocol.messages import Warmable
-from preloadd.rank.bundling import Bundling
+from preloadd.rank.warmup.bundling import Bundling
 from preloadd.warmup.bundles.manifest import BadBundle
 from preloadd.warmup.seeding.compile_cache import BUNDLE, KIND, WHOLE
 from preloadd.warmup.seeding.kinds import Outcome, Seeded, Unfit
@@ -188,7 +188,7 @@ async def test_a_bundle_that_no_engine_uses_is_told(root, told, stores, tmp_path
     other = root / "torch_compile_cache" / "9876543210"
     other.mkdir(mode=0o700)
     (other / "artifact").write_bytes(b"x")
-    monkeypatch.setattr("preloadd.rank.bundling._LOOK_S", 0.05)
+    monkeypatch.setattr("preloadd.rank.warmup.bundling._LOOK_S", 0.05)
     async with working(target, "installed but never used"):
         pass
 

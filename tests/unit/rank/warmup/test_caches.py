@@ -1,4 +1,4 @@
-from preloadd.rank.caches import Caches, Listing
+from preloadd.rank.warmup.caches import Caches, Listing
 
 HASH, OTHER = "ab" * 32, "cd" * 32
 

@@ -12,13 +12,15 @@ import pytest
 
 import preloadd
 from preloadd.domain.placement import Parallel, place
-from preloadd.domain.settings import Builder, Deadlines, Memory, Rendezvous, Warmup
+from preloadd.domain.settings import Builder, Deadlines, Memory, Rendezvous, Versions, Warmup
 from preloadd.linux.notify import Notifier
-from preloadd.rank.caches import Caches, Listing
 from preloadd.rank.fellows import Fellows
 from preloadd.rank.gate import Gate
 from preloadd.rank.parking import Parking
-from preloadd.rank.rehearsal import (
+from preloadd.rank.service import Service
+from preloadd.rank.warmup.caches import Caches, Listing
+from preloadd.rank.warmup.rehearsal import (
+    NOT_WARM,
     Outcome,
     Rehearsal,
     Rehearsed,
@@ -26,7 +28,6 @@ from preloadd.rank.rehearsal import (
     hindrance,
     rehearse,
 )
-from preloadd.rank.service import Service
 from tests.unit.rank.conftest import open_descriptors
 
 pytestmark = pytest.mark.anyio
@@ -141,7 +142,7 @@ for number in range(5000):
     print("x" * 1000, number, file=sys.stderr)
 sys.exit(1)
 """
-    with caplog.at_level("DEBUG", "preloadd.rank.performance"):
+    with caplog.at_level("DEBUG", "preloadd.rank.warmup.engine"):
         assert (await scripted(script).run(group, Gate(), within=20.0)).why
     said = [record.getMessage() for record in caplog.records]
     assert 2000 < len(said) < 2050
@@ -288,6 +289,62 @@ async def test_a_daemon_without_a_rehearsal_has_no_gate(group, service):
     assert line.startswith("no engine warms up here: a draft model")
 
 
+# -- as the next life has it --
+
+
+@pytest.fixture
+def lives(group, service, scripted):
+    """`lives(script)`: the warm-up of one more life of the same rank, whose engine does that."""
+    Path(group.socket_dir, group.instance).mkdir(mode=0o700)
+    return lambda script: WarmUp(scripted(script), group, service, Fellows({}))
+
+
+def told_by(next_life: WarmUp) -> tuple[str, ...]:
+    next_life.adopted()
+    return next_life.told()
+
+
+async def test_a_life_that_adopts_says_how_the_warm_up_before_it_ended(lives, group):
+    assert told_by(lives("")) == ()
+    first = lives("sys.exit(3)")
+    first.begin()
+    (cut,) = told_by(lives(""))
+    assert "cut off as their daemon ended, and the first engine does it" in cut
+    assert "preloadctl release tests, then preloadctl load tests" in cut
+    failed = await first.finish(no, lambda _: None)
+    assert told_by(lives("")) == (str(failed),)
+    assert "ended with 3" in str(failed)
+    for script, needless in (("say('done')", no), ("", yes)):
+        life = lives(script)
+        life.adopted()
+        life.begin()
+        assert life.told() == ()
+        await life.finish(needless, lambda _: None)
+        assert told_by(lives("")) == ()
+
+
+async def test_a_warm_up_that_is_cancelled_was_cut_off(lives):
+    first = lives("time.sleep(600)")
+    first.begin()
+    with anyio.move_on_after(0.1):
+        await first.finish(no, lambda _: None)
+    assert "was cut off" in told_by(lives(""))[0]
+
+
+async def test_a_rank_that_does_not_rehearse_says_why_not_whatever_was_before(
+    lives, group, service
+):
+    lives("").begin()
+    assert "no engine warms up here" in told_by(WarmUp(None, group, service, Fellows({})))[0]
+
+
+async def test_a_folder_that_cannot_be_written_hinders_nobody(scripted, group, service, caplog):
+    warm_up = WarmUp(scripted("say('done')"), group, service, Fellows({}))
+    warm_up.begin()
+    assert f"{NOT_WARM} could not be written: No such file" in caplog.text
+    assert (await warm_up.finish(no, lambda _: None)).outcome is Outcome.DONE
+
+
 # -- who rehearses, and with what --
 
 
@@ -299,6 +356,27 @@ def test_on_a_processor_there_is_a_rehearsal_only_for_what_is_shared(group):
     off = replace(on_a_gpu, warmup=Warmup(autotune=False))
     assert "switched off" in hindrance(off)
     assert hindrance(replace(off, warmup=Warmup(autotune=False, trust_bundles=True))) == ""
+
+
+@pytest.mark.parametrize("memory", [Memory.HOST, Memory.CUDA, Memory.HIP])
+def test_there_is_no_rehearsal_that_leaves_nothing(group, memory):
+    def hinders(*words: str, autotune: bool = True, flashinfer: str = "0.7.2") -> str:
+        made = replace(group.model, memory=memory, engine_args=words)
+        versions = Versions(vllm="0.33.0", flashinfer=flashinfer)
+        warmup = Warmup(autotune=autotune, trust_bundles=True)
+        return hindrance(replace(group, model=made, warmup=warmup, versions=versions))
+
+    for words in (("--enforce-eager",), ("--optimization-level=0",)):
+        untuned = (*words, "--no-enable-flashinfer-autotune")
+        assert "nothing is left for others" in hinders(*untuned)
+        assert "nothing is left for others" in hinders(*words, autotune=False)
+        assert "nothing is left for others" in hinders(*words, flashinfer="")
+    # FlashInfer's own store, which is not to be seen, is filled by an engine of one rank.
+    tunes = memory is Memory.CUDA
+    assert (hinders("--enforce-eager") == "") == tunes
+    assert "nothing is left for others" in hinders("--optimization-level=0")
+    assert hinders("--optimization-level=0", '--compilation-config={"mode": 3}') == ""
+    assert hinders("--optimization-level=2") == hinders(autotune=False) == ""
 
 
 def test_the_first_rank_of_a_whole_group_rehearses(group):

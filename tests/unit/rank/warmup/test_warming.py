@@ -15,9 +15,9 @@ import pytest
 from preloadd.errors import ConfigError, ErrorCode, PreloadError
 from preloadd.linux.private import locked_folder
 from preloadd.protocol.messages import Tuned, Warmable
-from preloadd.rank import warming as module
-from preloadd.rank.tables import store_key
-from preloadd.rank.warming import Warming
+from preloadd.rank.warmup import warming as module
+from preloadd.rank.warmup.places import store_key
+from preloadd.rank.warmup.warming import Warming
 from preloadd.warmup import folder
 from preloadd.warmup.merge import Existing
 from preloadd.warmup.names import TableName

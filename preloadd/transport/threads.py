@@ -1,0 +1,75 @@
+"""Blocking work beside the event loop, on what may hang: a disk, a device, a service manager."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import TypeVar
+
+import anyio
+import anyio.lowlevel
+
+from preloadd.errors import PreloadError
+from preloadd.linux.threads import starting
+
+T = TypeVar("T")
+
+MOST = 4
+"""Calls that may hang, before no more are made of what they were made of."""
+
+
+class Threads:
+    """Threads for calls of `what`, in the words of an error: one for each, left behind if need be.
+
+    A call that hangs in the kernel cannot be ended. anyio's own threads would keep the process from
+    ending then, for it waits for them; and each call that is given up would cost another one.
+    """
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._left: list[threading.Thread] = []
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """What blocking `work` returns, or raises; once this is cancelled, nobody learns of it.
+
+        OSError without a call while `MOST` that were given up have not returned, or if the system
+        gives no thread.
+        """
+        await anyio.lowlevel.checkpoint()
+        self._left = [thread for thread in self._left if thread.is_alive()]
+        if len(self._left) >= MOST:
+            raise OSError(
+                f"{self._what} still does not answer {len(self._left)} earlier calls: it is asked "
+                "again once one of them returns"
+            )
+        loop, done = asyncio.get_running_loop(), anyio.Event()
+        answer: Future[T] = Future()
+
+        def call() -> None:
+            try:
+                answer.set_result(work())
+            except BaseException as error:  # noqa: BLE001 - raised by whoever waits for it
+                answer.set_exception(error)
+            with suppress(RuntimeError):  # the loop is closed by now: nobody waits
+                loop.call_soon_threadsafe(done.set)
+
+        thread = self._start(call)
+        try:
+            await done.wait()
+        except BaseException:
+            self._left.append(thread)
+            raise
+        return answer.result()
+
+    def _start(self, call: Callable[[], None]) -> threading.Thread:
+        doing = f"asking {self._what}"
+        thread = threading.Thread(target=call, name=doing, daemon=True)
+        try:
+            with starting(doing):
+                thread.start()
+        except PreloadError as error:
+            raise OSError(str(error)) from error  # as of all else that cannot be had of it
+        return thread

@@ -1,0 +1,76 @@
+import os
+import stat
+
+import pytest
+
+from preloadd.errors import InsecurePath
+from preloadd.linux.fds import OwnedFd
+from preloadd.linux.plain import make_file, open_file, open_folder, write_whole
+
+
+@pytest.fixture
+def here(tmp_path):
+    with OwnedFd(os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)) as fd:
+        yield fd
+
+
+def test_files_are_opened_by_their_path_or_below_a_folder(here, tmp_path):
+    (tmp_path / "f").write_bytes(b"x")
+    for fd in (open_file(tmp_path / "f"), open_file("f", here)):
+        with fd:
+            assert os.read(fd.fileno(), 9) == b"x"
+            assert not os.get_inheritable(fd.fileno())
+
+
+def test_no_link_is_followed(here, tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "gone")
+    for opened in (open_file, open_folder):
+        with pytest.raises(InsecurePath, match=r"^/a\\nb is a .*link.*remove it$"):
+            opened("link", here, named="/a\nb")
+    with pytest.raises(InsecurePath, match=f"^{tmp_path / 'link'} is a symbolic link"):
+        open_file(tmp_path / "link")
+
+
+def test_what_is_no_file_is_refused_and_not_waited_for(here, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    for name in ("pipe", "folder"):
+        with pytest.raises(InsecurePath, match=f"^whole/{name} is no regular file: remove it"):
+            open_file(name, here, named=f"whole/{name}")
+
+
+def test_what_is_no_folder_is_refused(here, tmp_path):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").touch()
+    open_folder("folder", here).close()
+    with pytest.raises(
+        InsecurePath, match=r"^whole/file is a symbolic link, or no folder: remove it"
+    ):
+        open_folder("file", here, named="whole/file")
+
+
+def test_errors_name_the_whole_path(here):
+    for opened in (open_file, open_folder):
+        with pytest.raises(FileNotFoundError, match="'/whole/gone'"):
+            opened("gone", here, named="/whole/gone")
+
+
+def test_new_files_are_private_and_never_old_ones(here, tmp_path):
+    before = os.umask(0o777)
+    try:
+        with make_file("f", here) as fd:
+            assert not os.get_inheritable(fd.fileno())
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "f").stat().st_mode) == 0o600
+    (tmp_path / "link").symlink_to("elsewhere")
+    for name in ("f", "link"):
+        with pytest.raises(FileExistsError):
+            make_file(name, here)
+
+
+def test_all_is_written_though_the_kernel_takes_a_part_at_once():
+    reading, writing = map(OwnedFd, os.pipe2(os.O_NONBLOCK))
+    with reading, writing, pytest.raises(BlockingIOError):
+        # Less than all is taken, without an error, until there is no room for the rest.
+        write_whole(writing, bytes(1 << 20))
