@@ -57,7 +57,8 @@ version=$(sed -n 's/^__version__ = "\(.*\)"$/\1/p' preloadd/__init__.py)
 packaged=$(echo "$version" | sed 's/\([0-9]\)\(a\|b\|rc\|\.dev\)\([0-9]\)/\1~\2\3/')
 top=$work/preloadd-$packaged
 mkdir "$top"
-find CHANGELOG.md LICENSE README.md pyproject.toml etc packaging preloadd systemd -type f ! -name '*.pyc' -print0 |
+find CHANGELOG.md CONTRIBUTING.md LICENSE README.md pyproject.toml docs etc packaging preloadd systemd -type f \
+  ! -name '*.pyc' -print0 |
   xargs -0 cp --parents -t "$top"
 chmod -R u=rwX,go=rX "$top"
 

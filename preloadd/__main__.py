@@ -27,16 +27,16 @@ COMMANDS = {
     ),
     "admin": (
         "admin",
-        "check and apply the configuration, examine the host, manage tokens and plugins",
+        "configuration, doctor, tokens, plugins and caches of this host",
     ),
 }
 
 RANK = """\
 usage: preloadd rank INSTANCE
 
-One rank daemon. An INSTANCE is its device, CPU-0 or GPU-<uuid> in full, with .draft behind it for
-a draft model. What it serves is passed by `preloadd run` or written in /etc/preloadd: there are no
-options."""
+One rank daemon. An INSTANCE is its device, CPU-0 or GPU-<uuid> in full, with
+.draft behind it for a draft model. What it serves is passed by `preloadd run`
+or written in /etc/preloadd: there are no options."""
 
 
 def main() -> None:

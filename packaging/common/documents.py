@@ -32,9 +32,11 @@ CTL_EXAMPLES = {
         "preloadctl release llama; preloadctl load llama"
     ),
 }
+PAGES = {"/usr/share/doc/preloadd/docs": "all pages: first of all operator-guide.md and operators/"}
 CTL_FILES = {
     "/run/preloadd": "sockets of the ranks that systemd runs",
     "/etc/preloadd/groups.d/*.toml": "the groups; see `preloadctl config`",
+    **PAGES,
 }
 ENVIRONMENT = {
     "PRELOADD_SOCKET_DIR": "a folder of sockets, looked into before all others",
@@ -86,9 +88,7 @@ def ctl_page(tree: Any) -> Iterator[str]:
     yield ".SH ENVIRONMENT"
     for name, meaning in ENVIRONMENT.items():
         yield from _item(name, f"{meaning}.")
-    yield ".SH FILES"
-    for name, meaning in CTL_FILES.items():
-        yield from _item(name, f"{meaning}.")
+    yield from _files(CTL_FILES)
     yield ".SH EXAMPLES"
     for meaning, line in CTL_EXAMPLES.items():
         yield from [".TP", _roff(meaning), f".B {_roff(line)}"]
@@ -107,6 +107,7 @@ def daemon_page() -> Iterator[str]:
     yield from [".SH OPTIONS OF RUN", *_paragraphs(command.help)]
     for parameter in command.params:
         yield from _item(_written(parameter), parameter.help or "")
+    yield from _files(PAGES)
     yield from [".SH SEE ALSO", ".BR preloadctl (1),", ".BR systemctl (1)"]
 
 
@@ -224,6 +225,12 @@ def _head(title: str, section: int, name: str, what: str) -> list[str]:
     # No date: the text alone decides whether a page is up to date.
     head = f'.TH {title} {section} "" preloadd "preloadd manual"'
     return [head, ".SH NAME", f"{name} \\- {_roff(what)}"]
+
+
+def _files(named: Mapping[str, str]) -> Iterator[str]:
+    yield ".SH FILES"
+    for name, meaning in named.items():
+        yield from _item(name, f"{meaning}.")
 
 
 def _item(term: str, text: str) -> list[str]:

@@ -82,8 +82,8 @@ def check(found: Survey, world: World) -> Report:
             model, wrong = _look_at(file.group, str(file.path), trial, world)
             models += [model] if model else []
             notes += _without_draft(file.group, str(file.path))
-            notes += seed_notes(file.group, str(file.path), host, trial)
-            wrong += seed_faults(file.group, str(file.path), host, trial)
+            notes += seed_notes(file.group, str(file.path), host, trial, world.root)
+            wrong += seed_faults(file.group, str(file.path), host, trial, world.root)
             faults += map(file.document.at_home, wrong)
             faults += _socket_faults(host, file.group, origin)
     return Report(tuple(faults), tuple(notes), tuple(models))

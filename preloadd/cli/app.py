@@ -57,7 +57,7 @@ app = typer.Typer(
     context_settings=_HELP,
     epilog=f"Exit statuses: {'; '.join(f'{int(s)} {text}' for s, text in MEANINGS.items())}. Other "
     "numbers from 64 on say what went wrong, as those of all programs of preloadd do "
-    "(docs/operator-guide.md).",
+    "(operator-guide.md). Packages put all pages into /usr/share/doc/preloadd/docs.",
 )
 group_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(group_app, name="group", help="Groups as a whole: one model each.")
@@ -351,7 +351,7 @@ def version(
 
 
 _PASSED_ON = {
-    "cache": "Tables that FlashInfer tuned: list, show, verify, export, import, prune; bundles.",
+    "cache": "Tables that FlashInfer tuned, and bundles: list, move, remove.",
     "token": "Seeding tokens: create, list, revoke, rotate.",
     "doctor": "Look for what is wrong with this host, and say the remedies.",
     "config": "Check, show or apply the configuration.",

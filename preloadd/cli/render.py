@@ -181,7 +181,7 @@ def _came_by(rank: Rank) -> str:
         return f"adopted in {duration(rank.ready_s)}"
     # A rank that loaded again after a release has been up for longer than that took.
     loading = rank.counters.get("generation_load_ms")
-    how = "seeded" if rank.counters.get("generation_bytes_peer") else "loaded"
+    how = "from a peer" if rank.counters.get("generation_bytes_peer") else "loaded"
     return f"{how} in {duration(rank.ready_s if loading is None else loading / 1000)}"
 
 

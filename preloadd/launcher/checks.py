@@ -31,7 +31,8 @@ FILES_OF_RANK = 8
 def find_python(written: str) -> str:
     """The interpreter that the user wrote, as an absolute path; this one if nothing was written.
 
-    A link stays one: through it, an interpreter knows its virtual environment. ConfigError.
+    A link stays one: through it, an interpreter knows its virtual environment. ConfigError, also
+    for a path that ranks cannot be told.
     """
     if not written:
         return sys.executable
@@ -43,7 +44,9 @@ def find_python(written: str) -> str:
         raise ConfigError(
             f"--python: {one_line(written)} is no executable file: give a Python interpreter"
         )
-    return str(Path(found).absolute())
+    path = Path(found).absolute()
+    require_text("--python", path)
+    return str(path)
 
 
 def prepare_socket_dir(

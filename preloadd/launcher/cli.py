@@ -20,16 +20,16 @@ from preloadd.config.tokens import VARIABLE
 from preloadd.errors import PreloadError
 from preloadd.launcher.arguments import divide
 from preloadd.launcher.checks import allow_many_files
-from preloadd.launcher.option import NO_VALUE
 from preloadd.launcher.options import takes_options
 from preloadd.launcher.progress import complain, make_display
+from preloadd.launcher.sections import Sectioned
 from preloadd.launcher.seeding import Taken, take, tokens_for
 from preloadd.launcher.start import Start
 from preloadd.linux.fds import exhausted, is_exhausted
 
 _HELP = ("-h", "--help")
 
-app = typer.Typer(add_completion=False)
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
 class _Beside(NamedTuple):
@@ -49,9 +49,6 @@ def main(words: Sequence[str]) -> None:
     # Whatever may come to be told of the command line, the token is not on it any more.
     sys.argv[1:] = taken.words
     command = typer.main.get_command(app)
-    asked = command.get_help_option(typer.Context(command, **command.context_settings))
-    if asked is not None:
-        asked.metavar = NO_VALUE
     options = {
         name: not (isinstance(option, typer.core.TyperOption) and option.is_flag)
         for option in command.params
@@ -62,6 +59,7 @@ def main(words: Sequence[str]) -> None:
 
 
 @app.command(
+    cls=Sectioned,
     options_metavar="[MODEL] [OPTIONS] [VLLM'S OPTIONS]",
     context_settings={"help_option_names": list(_HELP)},
     # Not a docstring, whose line breaks would be kept, whatever the width of the terminal.
@@ -89,7 +87,7 @@ def _serve(options: RunOptions, taken: Taken) -> int:
     tokens = tokens_for(options, taken.token, os.environ)
     # Nobody else who is started from here is to have it.
     os.environ.pop(VARIABLE, None)
-    allow_many_files(len(options.ranks) * (2 if options.drafted else 1))
+    allow_many_files(options.daemons)
     display = make_display(sys.stdout)
     if taken.told:
         display.say(taken.told)

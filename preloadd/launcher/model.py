@@ -9,6 +9,7 @@ from preloadd.domain.lines import one_line
 from preloadd.errors import EXIT_STATUS, ErrorCode, LoaderFailed, ModelNotFound
 from preloadd.launcher.policy import describe
 from preloadd.launcher.progress import Display
+from preloadd.linux.asking import Answer
 from preloadd.transport.child import answer
 from preloadd.weights.checkpoint.locate import DEFAULT_REVISION, is_id, locate
 
@@ -42,7 +43,8 @@ async def fetch(
     LoaderFailed with the exit status of the download.
     """
     display.say(f"fetching {model}, which is not in the Hugging Face cache")
-    return await _fetch([*command, model, "--revision", revision or DEFAULT_REVISION], environ)
+    words = [*command, model, "--revision", revision or DEFAULT_REVISION]
+    return _folder(model, await answer(words, environ))
 
 
 def may_fetch(model: str, environ: Mapping[str, str]) -> bool:
@@ -52,18 +54,18 @@ def may_fetch(model: str, environ: Mapping[str, str]) -> bool:
     return is_id(model) and not Path(model).exists()
 
 
-async def _fetch(command: Sequence[str], environ: Mapping[str, str]) -> Path:
-    """Run `command` and return the folder that it prints last, or else why there is none."""
-    found = await answer(command, environ)
-    status = found.status
-    lines = found.said.decode(errors="replace").splitlines()
-    folder = Path(lines[-1].strip()) if lines else None
-    if status and lines:
-        raise LoaderFailed(f"{command[-3]} could not be fetched: {one_line(lines[-1])}", status)
-    if status or folder is None or not folder.is_dir():
-        raise LoaderFailed(
-            f"{command[-3]} could not be fetched: the download {describe(status)} (its own words "
-            "are above): give a folder, or correct the id, the revision or the network settings",
-            status or EXIT_STATUS[ErrorCode.LOADER],
-        )
-    return folder
+def _folder(model: str, found: Answer) -> Path:
+    """The folder that a download printed last; LoaderFailed with why there is none."""
+    lines, failed = (
+        found.said.decode(errors="replace").splitlines(),
+        f"{model} could not be fetched",
+    )
+    if found.status and lines:
+        raise LoaderFailed(f"{failed}: {one_line(lines[-1])}", found.status)
+    if not found.status and lines and (folder := Path(lines[-1].strip())).is_dir():
+        return folder
+    raise LoaderFailed(
+        f"{failed}: the download {describe(found.status)} (its own words are above): give a "
+        "folder, or correct the id, the revision or the network settings",
+        found.status or EXIT_STATUS[ErrorCode.LOADER],
+    )

@@ -12,10 +12,9 @@ from dataclasses import dataclass, field
 from preloadd.config.run import RunOptions
 from preloadd.config.tokens import VARIABLE, given_secrets, require_secret
 from preloadd.domain.lines import one_line
-from preloadd.domain.settings import Tls
 from preloadd.errors import ConfigError, PreloadError
 from preloadd.linux.cmdline import hide
-from preloadd.transport.certificates import asking, listening
+from preloadd.transport.certificates import require_usable
 
 FLAG = "--seed-token"
 FILE = "--seed-token-file"
@@ -82,7 +81,8 @@ def tokens_for(
             text = "there is no host to listen on or ask: give one, or leave this out"
             raise ConfigError(f"{FLAG}: is for seeding, but {text}")
         return ()
-    _require_tls(seed.tls, listens=bool(seed.listen_host), asks=bool(seed.source_host))
+    listens, asks = bool(seed.listen_host), bool(seed.source_host)
+    require_usable(seed.tls, listens=listens, asks=asks, prefix="--seed-tls-")
     said = {key: value for key, value in environ.items() if key == VARIABLE}
     handed = (*(() if taken is None else (taken,)), *given_secrets("", said))
     found = bool(handed) or bool(given_secrets("", environ))
@@ -96,16 +96,3 @@ def tokens_for(
             f"the same at both ends. Or set {VARIABLE}"
         )
     return handed
-
-
-def _require_tls(tls: Tls | None, *, listens: bool, asks: bool) -> None:
-    """ConfigError, by a flag, if the files cannot be used."""
-    if tls is None:
-        return
-    try:
-        if listens:
-            listening(tls)
-        if asks:
-            asking(tls)
-    except ConfigError as error:
-        raise ConfigError(f"--seed-tls-{error}") from None

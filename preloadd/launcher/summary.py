@@ -54,7 +54,8 @@ def ready_text(group: str, ranks: Sequence[Told], *, seconds: float, socket_dir:
 
 def again_text(rank: Told) -> str:
     """The line that says that a rank serves again."""
-    return f"{rank.name} serves again: {_how(rank)}"
+    how = "" if rank.adopted is None else f": {_how(rank)}"
+    return f"{rank.name} serves again{how}"
 
 
 def _how(rank: Told) -> str:

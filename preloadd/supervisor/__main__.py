@@ -1,6 +1,7 @@
-"""Health, metrics and a status page for the ranks of this host, over HTTP and read-only.
+"""Health, metrics and a status page for the ranks of this host: HTTP, read-only.
 
-Without --socket-dir, the configuration of this host says what to watch and where to serve.
+Without --socket-dir, the configuration of this host says what to watch and
+where to serve.
 """
 
 from __future__ import annotations

@@ -13,7 +13,10 @@ from pathlib import Path
 import preloadd
 
 ROOT = Path(__file__).parents[2]
-PARTS = ("CHANGELOG.md", "LICENSE", "README.md", "pyproject.toml", "etc", "packaging", "preloadd")
+PARTS = (
+    *("CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "README.md", "pyproject.toml"),
+    *("docs", "etc", "packaging", "preloadd", "systemd"),
+)
 TIME = 1_790_000_000
 """When everything was made, in seconds. Not later than now: tools doubt such files."""
 
@@ -49,7 +52,7 @@ class Build:
 def copy(folder: Path) -> Path:
     """The sources without what is not theirs, and without git, in the new `folder`."""
     folder.mkdir(parents=True)
-    for part in (*PARTS, "systemd"):
+    for part in PARTS:
         if (ROOT / part).is_dir():
             shutil.copytree(ROOT / part, folder / part, ignore=lambda _, names: _foreign(names))
         else:

@@ -2,6 +2,16 @@
 
 from __future__ import annotations
 
+from tests.packaging.builds import ROOT
+
+DOC = "/usr/share/doc/preloadd"
+PAGES = (
+    *("README.md", "CHANGELOG.md", "CONTRIBUTING.md"),
+    *(file.relative_to(ROOT).as_posix() for file in ROOT.glob("docs/**/*") if file.is_file()),
+    *(f"packaging/container/{name}" for name in ("Containerfile", "compose.yaml", "pod.yaml")),
+)
+"""All that is to be read, named as in the checkout."""
+
 UNITS = (
     *("preloadd-down@.service", "preloadd-gate@.service", "preloadd-group@.target"),
     *("preloadd-ready.service", "preloadd-supervisor.service", "preloadd.target"),
@@ -24,7 +34,8 @@ COMMON = {
     "/usr/libexec/preloadd/preloadd": 0o755,
     "/usr/libexec/preloadd/preloadd-python": 0o755,
     "/usr/share/bash-completion/completions/preloadctl": 0o644,
-    "/usr/share/doc/preloadd/preloadd.cdx.json": 0o644,
+    f"{DOC}/preloadd.cdx.json": 0o644,
+    **{f"{DOC}/{page}": 0o644 for page in PAGES},
     "/usr/share/man/man1/preloadctl.1.gz": 0o644,
     "/usr/share/man/man8/preloadd.8.gz": 0o644,
 }
@@ -32,13 +43,11 @@ COMMON = {
 
 DEB = COMMON | {
     "/etc/needrestart/conf.d/preloadd.conf": 0o644,
-    "/usr/share/doc/preloadd/CHANGELOG.md.gz": 0o644,
-    "/usr/share/doc/preloadd/changelog.gz": 0o644,
-    "/usr/share/doc/preloadd/copyright": 0o644,
+    f"{DOC}/changelog.gz": 0o644,
+    f"{DOC}/copyright": 0o644,
 }
 
 RPM = COMMON | {
-    "/usr/share/doc/preloadd/CHANGELOG.md": 0o644,
     "/usr/share/licenses/preloadd/LICENSE": 0o644,
     "/usr/share/licenses/preloadd/copyright": 0o644,
 }

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.docs.links import dead_links
 from tests.packaging import builds, expected
 from tests.packaging.builds import Build
 
@@ -110,6 +111,16 @@ def test_files_of_the_rpm(built: Build) -> None:
             found[name] = stat.S_IMODE(int(mode, 8))
     assert found == expected.RPM | own(builds.VERSION) | dict.fromkeys(in_wheel(built), 0o644)
     assert set(told(["rpm", "-qp", "--configfiles", built.rpm]).split()) == expected.CONFFILES
+
+
+@pytest.mark.parametrize("unpack", ['dpkg-deb -x "$1" .', 'rpm2archive -n - <"$1" | tar x'])
+def test_links_among_the_pages_lead_somewhere(built: Build, tmp_path: Path, unpack: str) -> None:
+    package = built.deb if unpack.startswith("dpkg") else built.rpm
+    told(["sh", "-euc", f'cd "$0" && {unpack}', tmp_path, package])
+    doc = tmp_path / expected.DOC.lstrip("/")
+    pages = list(doc.rglob("*.md"))
+    assert doc / "docs/operators/troubleshooting.md" in pages
+    assert not [f"{page.relative_to(doc)}: {link}" for page in pages for link in dead_links(page)]
 
 
 def test_packages_ask_for_no_engine(built: Build) -> None:

@@ -1,9 +1,12 @@
 """What `config check` says of seeding, on a host with real files."""
 
 import os
+import shutil
+from pathlib import Path
 
 import pytest
 
+import preloadd
 from preloadd.admin.check import check
 from preloadd.config.host import survey
 from preloadd.config.tokens import change_tokens, keep_secret
@@ -13,6 +16,7 @@ from tests.certificates import authority, certificate, key_of
 LISTEN = '[seed]\nlisten_host = "127.0.0.1"\nlisten_port = 29700\n'
 ASK = '[seed]\nsource_host = "node-1"\nsource_port = 29700\n'
 SECRET = PREFIX + "a" * 43
+ROOT = Path(preloadd.__file__).parents[1]
 
 
 def told(host):
@@ -52,14 +56,40 @@ def test_files_that_are_not_there_or_hold_nothing_are_told_with_their_key(host, 
     assert told(host)[0].startswith(f"a.toml: seed.token_file: {file} is empty")
 
 
-def test_tokens_of_the_host_are_enough_and_the_lack_of_any_is_noted(host):
+@pytest.fixture
+def units(host):
+    """The folder of the units that we ship; their drop-ins are below `host.root` as well."""
+    folder = host.root / "usr/lib/systemd/system"
+    folder.mkdir(parents=True)
+    shutil.copy(ROOT / "systemd/preloadd@.service", folder)
+    return folder
+
+
+def drop_in(host, text, folder="etc/systemd/system/preloadd@.service.d"):
+    path = host.root / folder / "own.conf"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"[Service]\n{text}\n")
+    return path
+
+
+def verdict(host):
+    """Whether all is right, and what is said."""
+    report = check(survey(host.config, host.world.daemon_environ()), host.world)
+    return not report.faults, told(host)
+
+
+def test_tokens_of_the_host_are_enough_and_the_lack_of_any_is_told(host, units):
     state = host.root / "state"
     host.group("a", LISTEN)
     host.group("b", ASK, gpus='["CPU-1"]')
-    lacks = "no token is found, without which the ranks do not start, unless their units have the"
-    assert told(host) == [
-        f"a.toml: seed.listen_host: {lacks} credential preloadd.seed-token",
-        f"b.toml: seed.source_host: {lacks} credential preloadd.seed-token",
+    right, lines = verdict(host)
+    assert not right
+    lacks = "there is no token, without which the ranks do not start"
+    keep = "keep one of the source's with `preloadctl token keep`"
+    give = "or name a file with one in token_file"
+    assert lines == [
+        f"a.toml: seed.listen_host: {lacks}: make one with `preloadctl token create`, {give}",
+        f"b.toml: seed.source_host: {lacks}: {keep}, {give}",
     ]
     change_tokens(state, lambda _: (token("n", SECRET, bytes(16), now=0.0, expires=None),))
     keep_secret(state, SECRET)
@@ -72,7 +102,54 @@ def test_tokens_of_the_host_are_enough_and_the_lack_of_any_is_noted(host):
     ]
 
 
-def test_a_variable_of_daemons_is_enough(host):
+LACKS = (
+    "a.toml: seed.listen_host: no token is found, without which the ranks do not start, unless "
+    "their units have the credential preloadd.seed-token, which only they see"
+)
+
+
+def test_without_units_nobody_knows_what_they_will_have(host):
+    host.group("a", LISTEN)
+    assert verdict(host) == (True, [LACKS])
+
+
+@pytest.mark.parametrize(
+    ("text", "folder"),
+    [
+        ("LoadCredential=preloadd.seed-token:/x", "etc/systemd/system/preloadd@.service.d"),
+        ("ImportCredential=preloadd.*", "run/systemd/system/preloadd@CPU-0.service.d"),
+        (" SetCredentialEncrypted=\\\npreloadd.seed-token:x", "etc/systemd/system/service.d"),
+        ("EnvironmentFile=/x", "etc/systemd/system.control/preloadd@CPU-0.service.d"),
+        ("\xff", "etc/systemd/system/preloadd@.service.d"),
+    ],
+)
+def test_what_units_may_have_been_given_is_only_noted(host, units, text, folder):
+    host.group("a", LISTEN)
+    drop_in(host, text, folder).write_text(f"[Service]\n{text}\n", encoding="latin-1")
+    assert verdict(host) == (True, [LACKS])
+
+
+def test_what_another_user_cannot_see_is_only_noted(host, units):
+    host.write("preloadd.toml", f'daemon_user = "nobody.here"\nstate_dir = "{host.root}/state"\n')
+    host.group("a", LISTEN)
+    assert LACKS in told(host)
+
+
+def test_other_changes_of_units_give_no_token(host, units):
+    host.group("a", LISTEN)
+    drop_in(host, "# LoadCredential=preloadd.seed-token:/x\nMemoryMax=1G")
+    assert not verdict(host)[0]
+
+
+def test_an_unusable_variable_of_daemons_is_a_fault(host):
+    host.group("a", LISTEN)
+    (host.root / "etc/default/preloadd").write_text("PRELOADD_SEED_TOKEN=\n")
+    right, (line,) = verdict(host)
+    assert not right
+    assert line.startswith("a.toml: seed: $PRELOADD_SEED_TOKEN is empty: give the token")
+
+
+def test_a_variable_of_daemons_is_enough(host, units):
     host.group("a", LISTEN)
     (host.root / "etc/default/preloadd").write_text("PRELOADD_SEED_TOKEN=x\n")
     assert told(host) == []

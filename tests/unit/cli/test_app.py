@@ -37,6 +37,15 @@ def test_status_of_ranks_that_serve(ctl, ranks):
     )
 
 
+@pytest.mark.parametrize(("nbytes", "came_by"), [(0, "loaded"), (1 << 28, "from a peer")])
+def test_status_tells_where_weights_came_from(ctl, ranks, nbytes, came_by):
+    ranks.serve("CPU-0", counters={"generation_load_ms": 3100, "generation_bytes_peer": nbytes})
+    assert f"  {came_by} in 3.10 s  " in ctl("status").out
+    assert f"({came_by} in 3.10 s)" in ctl("group", "show", "smol").out
+    (group,) = json.loads(ctl("status", "-o", "json").out)["groups"]
+    assert group["ranks"][0]["counters"]["generation_bytes_peer"] == nbytes
+
+
 def test_status_says_what_is_wrong_and_what_to_do(ctl, ranks):
     ranks.serve("CPU-0")
     ranks.hang("CPU-1")

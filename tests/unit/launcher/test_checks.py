@@ -177,6 +177,13 @@ def test_limit_that_cannot_suffice_is_said(limit):
     assert "`ulimit -n`" in done.stderr
 
 
+def test_an_interpreter_that_ranks_cannot_be_told_is_said(tmp_path):
+    link = tmp_path / "python\udcff"
+    link.symlink_to(sys.executable)
+    with pytest.raises(ConfigError, match=r"--python: .*python.udcff has bytes that are not UTF-8"):
+        find_python(str(link))
+
+
 def test_interpreter_of_an_unknown_user_is_said():
     with pytest.raises(ConfigError, match="--python: ~no-such-user/python"):
         find_python("~no-such-user/python")

@@ -28,14 +28,14 @@ def run(*arguments: str, columns: int = 100) -> subprocess.CompletedProcess[str]
     )
 
 
-def test_help_tells_every_flag_whole_and_in_panels():
+def test_help_tells_every_flag_whole_and_in_sections():
     done = run("--help")
     assert done.returncode == 0
     assert "Usage: preloadd run " in done.stdout
     told = set(re.findall(r"--[a-z-]+", done.stdout))
     assert told >= {flag(name) for name in RunOptions.model_fields} - {"--engine-args"}
     assert "options of `vllm serve`" in done.stdout
-    for panel in (
+    for section in (
         "Model",
         "Parallelism",
         "Parallelism over several nodes",
@@ -44,18 +44,18 @@ def test_help_tells_every_flag_whole_and_in_panels():
         "Health endpoint",
         "Processes",
     ):
-        assert f"─ {panel}" in done.stdout
+        assert f"\n{section}" in done.stdout
 
 
 def test_help_is_a_switch_and_its_prose_fills_the_lines():
     told = run("-h", "--builder", "vllm", columns=80).stdout
-    assert re.search(r"--help +-h +Show this", told), told
+    assert re.search(r"-h, --help +Show this", told), told
     assert "<bool>" not in told
-    assert " on the line, or after a --. Give " in told
+    assert " anywhere on the line, or after a --. Give " in told
 
 
 def test_defaults_that_help_tells_are_those_of_the_options():
-    shown = re.sub(r"[\s│]+", " ", run("--help").stdout)
+    shown = re.sub(r"\s+", " ", run("--help").stdout)
     for name, field in RunOptions.model_fields.items():
         if isinstance(field.default, str | float) and field.default:
             told = str(field.default).removesuffix(".0")
