@@ -37,7 +37,7 @@ REFUSALS = (
         "--node-rank: is 2, but nnodes is 2: give 0 to 1",
         vllm=True,
     ),
-    Refusal(f"-tp 4 --nnodes 2 {AT}", "--node-rank: must be given where nnodes is 2: 0 to 1"),
+    Refusal(f"-tp 4 --nnodes 2 {AT}", "--node-rank: must be given where nnodes is 2: give 0 to 1"),
     Refusal(
         f"-dp 3 -tp 2 --nnodes 2 --node-rank 1 {AT}",
         "--nnodes: is 2, so one has 6 / 2 = 3 ranks, but a replica has pipeline 1 x "
@@ -59,33 +59,46 @@ REFUSALS = (
     ),
     Refusal(
         f"-dp 16 -dpl 8 -dpr 12 {DP_AT}",
-        "--data-parallel-size-local: reaches past the last replica: "
-        "data-parallel-start-rank 12 + 8 = 20, but data-parallel-size is 16",
+        "--data-parallel-size-local: reaches past the last replica, since "
+        "data-parallel-start-rank 12 + 8 = 20, but data-parallel-size is 16: give at most 4",
         vllm=True,
     ),
     Refusal(
         f"-dp 4 -dpl 6 -dpr 0 {DP_AT}",
-        "--data-parallel-size-local: reaches past the last replica: "
-        "data-parallel-start-rank 0 + 6 = 6, but data-parallel-size is 4",
+        "--data-parallel-size-local: reaches past the last replica, since "
+        "data-parallel-start-rank 0 + 6 = 6, but data-parallel-size is 4: give at most 4",
         vllm=True,
     ),
     Refusal(
         f"-dp 4 -dpr 2 {DP_AT}",
-        "--data-parallel-size-local: reaches past the last replica: "
-        "data-parallel-start-rank 2 + 4 = 6, but data-parallel-size is 4",
+        "--data-parallel-size-local: reaches past the last replica, since "
+        "data-parallel-start-rank 2 + 4 = 6, but data-parallel-size is 4: give at most 2",
+    ),
+    Refusal(
+        f"-dp 4 -dpl 1 -dpr 4 {DP_AT}",
+        "--data-parallel-start-rank: is 4, but data-parallel-size is 4: give 0 to 3",
+        vllm=True,
+    ),
+    Refusal(
+        f"-dp 4 -dpl 1 -dpr -1 {DP_AT}",
+        "--data-parallel-start-rank: is -1, but data-parallel-size is 4: give 0 to 3",
+        vllm=True,
     ),
     Refusal(
         "-dp 2 -dpl 0",
-        "--data-parallel-size-local: is 0: at least 1, or launch nothing here",
+        "--data-parallel-size-local: is 0: give at least 1, or launch nothing here",
         vllm=True,
     ),
     Refusal(
         f"-dp 4 -dpl 2 {DP_AT}",
-        "--data-parallel-start-rank: must be given where a node has 2 of 4 replicas: the "
-        "number of its first",
+        "--data-parallel-start-rank: must be given where a node has 2 of 4 replicas: "
+        "give the number of its first",
     ),
-    Refusal(f"-tp 2 --node-rank 1 {AT}", "--node-rank: is 1, but there is one node: give nnodes"),
-    Refusal("-tp 2 --nnodes 0", "--nnodes: is 0: at least 1", vllm=True),
+    Refusal(
+        f"-tp 2 --node-rank 1 {AT}",
+        "--node-rank: is 1, but there is one node: leave it out, or give nnodes",
+    ),
+    Refusal("-tp 2 --nnodes 0", "--nnodes: is 0: give at least 1", vllm=True),
     Refusal(
         "-tp 2 --nnodes 2 --node-rank 0",
         f"--master-addr: must be given, since {HERE}: {FIRST}\n"

@@ -12,6 +12,7 @@ from preloadd.domain.settings import Versions as Installed
 from preloadd.engine.torch import Weights
 from preloadd.launcher.options import Options
 from preloadd.launcher.progress import Terminal
+from preloadd.launcher.sections import Sectioned
 from preloadd.linux.logs import PriorityFormatter
 from preloadd.memory import api
 from preloadd.supervisor.metrics import ViewCollector
@@ -24,10 +25,10 @@ USED = (
     Versions.matches,
     FileIdentity.mtime_ns,
     FileIdentity.ctime_ns,
-    Installed.flashinfer,
     Installed.deep_gemm,
     Installed.triton_kernels,
     Options.seed_token,
+    Sectioned.format_options,
     Kind.BUFFER,
     Kind.NON_PERSISTENT_BUFFER,
     Manifest.attributes,

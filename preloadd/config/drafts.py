@@ -7,7 +7,7 @@ systemd, which can import nothing of this package, comes to the same answers.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,12 +16,16 @@ from preloadd.domain.vllm import DRAFT_METHODS
 
 CONFIG = "speculative-config"
 
+_NUMBER = "num_speculative_tokens"
+
 PIECES = {
     "spec-method": "method",
     "spec-model": "model",
-    "spec-tokens": "num_speculative_tokens",
+    "spec-tokens": _NUMBER,
 }
 """Arguments that say one thing of the configuration each."""
+
+_TEXTS = ("method", "model", "revision")
 
 _MTP = "mtp"
 _ONCE = "(write all of it in speculative-config)"
@@ -103,7 +107,7 @@ def gather(arguments: Iterable[Argument], said: Mapping[str, str]) -> Gathered:
         values.setdefault(key, value)
     found = Speculation(values)
     if not wrong:
-        wrong += _incomplete(found, [*whole, *parts][0].written)
+        wrong += _unfit(found, [*whole, *parts][0].written)
     return Gathered(others, found, wrong)
 
 
@@ -129,7 +133,10 @@ def _read_part(argument: Argument, values: dict[str, object], *, alone: bool) ->
     keys[0] = keys[0].replace("-", "_")
     if len(argument.values) != 1 or path.endswith("+"):
         return Wrong(argument.written, f"must have one value {_ONCE}")
-    return _put(values, keys, _value(argument.values[0]), argument.written)
+    (text,) = argument.values
+    # Method and model are text to vLLM whatever they look like; in a table, as JSON has it.
+    value = text if not path and keys[0] != _NUMBER else _value(text)
+    return _put(values, keys, value, argument.written)
 
 
 def _put(
@@ -155,13 +162,15 @@ def _value(text: str) -> object:
         return text
 
 
-def _incomplete(found: Speculation, written: str) -> list[Wrong]:
-    if not found.held or found.model:
-        return []
+def _unfit(found: Speculation, written: str) -> Iterator[Wrong]:
+    """Of the whole, what would have vLLM, or a rank, fail later."""
+    odd = [key for key in _TEXTS if not isinstance(found.values.get(key, ""), str)]
+    for key in odd:
+        yield Wrong(written, f"has a {key} that is no text (write it in quotes)")
+    if odd or not found.held or found.model:
+        return
     if found.method != _MTP:
         text = f"names no model (give the checkpoint of the {found.method} head as model)"
-        return [Wrong(written, text)]
-    if "num_speculative_tokens" not in found.values:
-        text = "does not say how many tokens are guessed (add num_speculative_tokens)"
-        return [Wrong(written, text)]
-    return []
+        yield Wrong(written, text)
+    elif _NUMBER not in found.values:
+        yield Wrong(written, f"does not say how many tokens are guessed (add {_NUMBER})")

@@ -7,14 +7,17 @@ way. What only `[draft]` says of the draft's model is told to vLLM.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 from preloadd.config.arguments import from_table
 from preloadd.config.drafts import CONFIG
 from preloadd.config.files import Document, Fault, Layers, Table, spelled
 from preloadd.config.vllm import Division, Size, divide
-from preloadd.domain.ids import DeviceId, Instance, Role
+from preloadd.domain.ids import DeviceId
+from preloadd.domain.launch import Launch
+from preloadd.domain.nodes import block
+from preloadd.domain.placement import Parallel, instances
 
 ENGINE_ARGS = "engine_args"
 PARALLEL = "parallel"
@@ -84,12 +87,12 @@ def draft_faults(document: Document) -> Iterator[Fault]:
 def members_of(document: Document) -> tuple[str, ...]:
     """The ranks that the group seems to have, whatever else is wrong with the file: names of
     devices as they are written, and those of drafts."""
-    listed = document.table.get("gpus")
-    devices = [one for one in listed if isinstance(one, str)] if isinstance(listed, list) else []
-    if not has_drafts(document):
-        return tuple(devices)
-    drafts = _drafting(devices, layers_of(document).values.get(PARALLEL))
-    return (*devices, *(str(Instance(DeviceId(device), Role.DRAFT)) for device in drafts))
+    gpus = document.table.get("gpus")
+    listed = gpus if isinstance(gpus, list) else []
+    devices = [DeviceId(one) for one in listed if isinstance(one, str)]
+    told, drafts = _launch_of(layers_of(document).values.get(PARALLEL)), has_drafts(document)
+    found = instances(devices, told.parallel, drafts=drafts, first=block(told).start)
+    return tuple(map(str, found))
 
 
 def has_drafts(document: Document) -> bool:
@@ -99,22 +102,23 @@ def has_drafts(document: Document) -> bool:
     return found is not None and found.held and wanted
 
 
-def _drafting(devices: Sequence[str], sizes: object) -> Iterator[str]:
-    """Those of a node's devices that have the last layers, by what a file says of sizes; what it
-    cannot say counts as 1 or 0."""
+def _launch_of(sizes: object) -> Launch:
+    """What a file says of where this node's ranks begin; what it cannot say counts as 1 or 0."""
 
     def said(key: str, least: int) -> int:
         value = sizes.get(key) if isinstance(sizes, dict) else None
         return max(value, least) if isinstance(value, int) else least
 
-    tensor, stages = said("tensor_parallel_size", 1), said("pipeline_parallel_size", 1)
-    first, nodes = said("data_parallel_start_rank", 0) * tensor * stages, said("nnodes", 1)
-    if nodes > 1:
-        world = said("data_parallel_size", 1) * tensor * stages
-        first = said("node_rank", 0) * (world // nodes)
-    for rank, device in enumerate(devices, first):
-        if rank // tensor % stages == stages - 1:
-            yield device
+    return Launch(
+        parallel=Parallel(
+            tensor=said("tensor_parallel_size", 1),
+            pipeline=said("pipeline_parallel_size", 1),
+            data=said("data_parallel_size", 1),
+        ),
+        nnodes=said("nnodes", 1),
+        node_rank=said("node_rank", 0),
+        data_parallel_start_rank=said("data_parallel_start_rank", 0),
+    )
 
 
 def _contradictions(sizes: tuple[Size, ...], own: Table) -> Iterator[tuple[Size, str]]:

@@ -153,7 +153,7 @@ def content(path: Path) -> bytes | Fault:
             return Fault(str(path), "", "is no regular file (remove it, or write a file)")
         if found.st_size > MAX_NBYTES:
             return Fault(
-                str(path), "", f"has {found.st_size:,} bytes (at most {MAX_NBYTES:,} are read)"
+                str(path), "", f"has {found.st_size:,} bytes (shorten it to {MAX_NBYTES:,})"
             )
         return path.read_bytes()
     except OSError as error:

@@ -37,8 +37,7 @@ from preloadd.config.vllm import Division, divide
 from preloadd.domain.devices import ALL
 from preloadd.domain.endpoint import Endpoint
 from preloadd.domain.ids import Instance, device_id, on_host
-from preloadd.domain.launch import Fault as Unfit
-from preloadd.domain.launch import Launch, world_told
+from preloadd.domain.launch import Launch, Misfit, world_told
 from preloadd.domain.nodes import Node, plan_node
 from preloadd.domain.settings import CHUNK_BYTES, Access, Builder, Layout, Memory, resolved
 from preloadd.errors import ConfigError
@@ -76,7 +75,9 @@ def _device(value: str) -> str:
 def _distinct(value: tuple[str, ...]) -> tuple[str, ...]:
     twice = sorted({device for device in value if value.count(device) > 1})
     if twice:
-        raise ValueError(f"{', '.join(twice)} is listed twice (a device holds one rank)")
+        raise ValueError(
+            f"{', '.join(twice)} is listed twice (name it once: a device holds one rank)"
+        )
     return value
 
 
@@ -276,15 +277,15 @@ def _misplaced(document: Document, ports: Mapping[str, int]) -> Iterator[Fault]:
         others=ports,
         seed_ports=seed.ports if seed else (None, None),
     )
-    for fault in spread_faults(launch) or [*_left_over(launch)]:
-        yield _told(fault, document)
+    for misfit in spread_faults(launch) or [*_left_over(launch)]:
+        yield _told(misfit, document)
 
 
 def _seeded(document: Document) -> Iterator[Fault]:
     """What is wrong with `[seed]`, as far as each of its keys is right."""
     seed = _seed_of(document)
-    for fault in seed_faults(seed) if seed else ():
-        yield _told(fault, document)
+    for misfit in seed_faults(seed) if seed else ():
+        yield _told(misfit, document)
 
 
 def _seed_of(document: Document) -> Seed | None:
@@ -294,25 +295,24 @@ def _seed_of(document: Document) -> Seed | None:
     return validated(Seed, layers, "")[0]
 
 
-def _told(unfit: Unfit, document: Document) -> Fault:
-    """The same as a fault of a file: there the remedy stands in brackets."""
-    key = f"parallel.{unfit.setting}"
-    if unfit.setting == "devices":
+def _told(misfit: Misfit, document: Document) -> Fault:
+    """The same as a fault of a file, at the key that stands for the flag."""
+    key = f"parallel.{misfit.setting}"
+    if misfit.setting == "devices":
         key = "gpus"
-    elif unfit.setting.startswith(PREFIX):
-        key = f"seed.{unfit.setting.removeprefix(PREFIX)}"
-    what, _, remedy = unfit.text.rpartition(": ")
-    return Fault(str(document.path), key, f"{what} ({remedy})")
+    elif misfit.setting.startswith(PREFIX):
+        key = f"seed.{misfit.setting.removeprefix(PREFIX)}"
+    return Fault(str(document.path), key, misfit.bracketed)
 
 
-def _left_over(launch: Launch) -> Iterator[Unfit]:
+def _left_over(launch: Launch) -> Iterator[Misfit]:
     """Devices that would have no rank."""
     here, devices = plan_node(launch).ranks, launch.devices or ()
     if len(devices) > len(here):
-        text = f"{len(devices)} are too many for the {len(here)} ranks of this node ({here.start}"
+        text = f"{len(devices)} are too many for the {len(here)} ranks of this node, {here.start}"
         whole = world_told(launch.parallel)
         more = f"leave out {len(devices) - len(here)}, or change the sizes"
-        yield Unfit("devices", f"{text} to {here[-1]} of {whole}): {more}")
+        yield Misfit("devices", f"{text} to {here[-1]} of {whole}: {more}")
 
 
 def _memory_of(device: str) -> Memory:
@@ -323,16 +323,14 @@ def _memory_of(device: str) -> Memory:
 
 def _contradicting(document: Document) -> Fault | None:
     """The fault of devices and memory that do not belong together, as far as they are known."""
-    memory = document.table.get("memory", "auto")
-    _, devices = claims(document)
-    kinds = {_memory_of(device) for device in devices if _is_device(device)}
-    named = ", ".join(devices)
+    memory, kinds = document.table.get("memory", "auto"), _kinds(document)
+    named = ", ".join(claims(document)[1])
     if len(kinds) > 1:
         return Fault(
             str(document.path),
             "gpus",
-            f"lists devices of several kinds: {named} (a group's ranks hold their weights alike: "
-            "in host memory, or in that of one vendor's GPUs)",
+            f"lists devices of several kinds: {named} (list those of one: all ranks hold their "
+            "weights in host memory, or in that of one vendor's GPUs)",
         )
     if kinds and memory in [kind for kind in Memory if kind not in kinds]:
         remedy = f'write "{min(kinds)}", or leave the key out'
@@ -347,9 +345,7 @@ def _misread(document: Document) -> Fault | None:
     if document.table.get("builder") == "vllm" and document.table.get("reader", "pread") != "pread":
         text = "vLLM reads by itself (leave the key out, and set load-format in engine_args)"
         return Fault(str(document.path), "reader", text)
-    _, devices = claims(document)
-    kinds = {_memory_of(device) for device in devices if _is_device(device)}
-    if document.table.get("reader") != "instanttensor" or kinds <= {Memory.CUDA}:
+    if document.table.get("reader") != "instanttensor" or _kinds(document) <= {Memory.CUDA}:
         return None
     return Fault(
         str(document.path),
@@ -362,8 +358,7 @@ def _laid_out(document: Document) -> Fault | None:
     """The fault of a layout that the builder or the memory of the devices does not have."""
     layout = str(document.table.get("layout", "auto"))
     builder = str(document.table.get("builder", "native"))
-    _, devices = claims(document)
-    kinds = {_memory_of(device) for device in devices if _is_device(device)}
+    kinds = _kinds(document)
     if layout not in set(Layout) or builder not in set(Builder) or len(kinds) != 1:
         return None
     try:
@@ -371,6 +366,11 @@ def _laid_out(document: Document) -> Fault | None:
     except ConfigError as error:
         return Fault(str(document.path), "layout", str(error))
     return None
+
+
+def _kinds(document: Document) -> set[Memory]:
+    """The kinds of memory that the devices have, as far as they are known."""
+    return {_memory_of(device) for device in claims(document)[1] if _is_device(device)}
 
 
 def _is_device(text: str) -> bool:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import (
+    AfterValidator,
     BeforeValidator,
     ConfigDict,
     Field,
@@ -50,6 +51,7 @@ from preloadd.domain.settings import (
 from preloadd.errors import ConfigError
 
 _Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
+_PlainText = Annotated[str, StringConstraints(strip_whitespace=True)]
 _USUAL = Deadlines()
 _SEED = Seed()
 
@@ -66,7 +68,14 @@ def _absolute(value: object) -> object:
         ) from error
 
 
+def _printable(value: Path | None) -> Path | None:
+    if value is not None and not str(value).isprintable():
+        raise ValueError("has characters that cannot be printed: give another path, or rename")
+    return value
+
+
 _MaybePath = Annotated[Path | None, BeforeValidator(_absolute)]
+_PrintablePath = Annotated[_MaybePath, AfterValidator(_printable)]
 
 
 def _text(path: Path | None) -> str:
@@ -97,7 +106,7 @@ class RunOptions(Spread):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     model: Annotated[_Text, Once]
-    revision: str = ""
+    revision: _PlainText = ""
     builder: Builder = Builder.NATIVE
     memory: Literal["auto", "host", "cuda", "hip"] = "auto"
     gpus: Annotated[tuple[_Text, ...], BeforeValidator(_split)] = ()
@@ -116,10 +125,10 @@ class RunOptions(Spread):
     seed_listen_port: int | None = None
     seed_source_host: MaybeText = ""
     seed_source_port: int | None = None
-    seed_token_file: _MaybePath = None
-    seed_tls_cert: _MaybePath = None
-    seed_tls_key: _MaybePath = None
-    seed_tls_ca: _MaybePath = None
+    seed_token_file: _PrintablePath = None
+    seed_tls_cert: _PrintablePath = None
+    seed_tls_key: _PrintablePath = None
+    seed_tls_ca: _PrintablePath = None
     seed_weights: bool = False
     seed_timeout: Seconds = _SEED.within_s
     disable_flashinfer_autotune: bool = False
@@ -210,6 +219,12 @@ class RunOptions(Spread):
         return plan_node(self.placed).ranks
 
     @property
+    def daemons(self) -> int:
+        """How many rank daemons this node has, those of drafts among them."""
+        node = plan_node(self.placed)
+        return len(node.ranks) + len(node.drafting)
+
+    @property
     def share(self) -> Fraction:
         """How much of the model this node holds at least: 2 is two copies. With experts that are
         dealt, nobody knows before what part of the model these are."""
@@ -247,10 +262,9 @@ def parse_run(given: Mapping[str, object], engine: Iterable[str] = ()) -> RunOpt
         options = RunOptions.model_validate(said)
     except ValidationError as error:
         faults = [*map(_told, error.errors()), *faults]
-    launch = options.placed if options else _placed(said, division)
-    wrong = [*spread_faults(launch)] if launch is not None else []
-    wrong += seed_faults(options.seed) if options else []
-    faults += [f"{flag(setting)}: {text}" for setting, text in wrong]
+    launch = options.placed if options is not None else _placed(said, division)
+    faults += map(str, spread_faults(launch) if launch is not None else ())
+    faults += map(str, seed_faults(options.seed) if options is not None else ())
     if options is None or faults:
         raise ConfigError("\n".join(faults))
     return options
@@ -357,9 +371,15 @@ def _model_settings(
     )
 
 
+_PLAINER = {
+    "string_too_short": "must not be empty: write what is meant, or leave the option out",
+    "string_unicode": "has bytes that are not UTF-8: write it anew, or rename what it names",
+}
+
+
 def _told(fault: ErrorDetails) -> str:
     """One fault as a line that starts with the flag; a fault of several flags names them itself."""
-    text = fault["msg"].removeprefix("Value error, ")
+    text = _PLAINER.get(fault["type"], fault["msg"].removeprefix("Value error, "))
     if not fault["loc"]:
         return text
     name = flag(str(fault["loc"][0]))
@@ -367,4 +387,6 @@ def _told(fault: ErrorDetails) -> str:
         return f"{name}: no such option"
     if fault["type"] == "missing":
         return f"{name}: must be given"
-    return f"{name}: {text} (given: {fault['input']!r})"
+    # What was said several times is in the text already.
+    given = "" if isinstance(fault["input"], tuple) else f" (given: {fault['input']!r})"
+    return f"{name}: {text}{given}"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from preloadd.config.strict import MaybePath, MaybeText, Seconds, Strict
 from preloadd.domain.endpoint import Endpoint
 from preloadd.domain.ids import Instance, Role
-from preloadd.domain.launch import Fault
+from preloadd.domain.launch import Misfit
 from preloadd.domain.meeting import is_address
 from preloadd.domain.nodes import Node
 from preloadd.domain.seeding import EVERYWHERE, seed_port
@@ -52,45 +52,45 @@ class Seed(Strict):
         return None if files == Tls() else files
 
 
-def seed_faults(seed: Seed) -> Iterator[Fault]:
+def seed_faults(seed: Seed) -> Iterator[Misfit]:
     """What is wrong with it, but for what ports collide with, by the names of flags."""
     yield from _end("listen", seed.listen_host, seed.listen_port, _LISTENED)
     yield from _end("source", seed.source_host, seed.source_port, _ASKED)
     if seed.source_host in EVERYWHERE:
         text = f"{seed.source_host} is every address of this host: give {_ASKED}"
-        yield Fault("seed_source_host", text)
+        yield Misfit("seed_source_host", text)
     if seed.tls_key and not seed.tls_cert:
-        yield Fault("seed_tls_key", "is the key of no certificate: give that as well")
+        yield Misfit("seed_tls_key", "is the key of no certificate: give that as well")
     elif seed.listen_host and seed.tls is not None and not seed.tls_cert:
         text = "must be given where others connect with TLS: the certificate that is shown to them"
-        yield Fault("seed_tls_cert", text)
-    yield from _idle(seed)
+        yield Misfit("seed_tls_cert", text)
+    yield from _without_effect(seed)
 
 
-def _end(name: str, host: str, port: int | None, what: str) -> Iterator[Fault]:
+def _end(name: str, host: str, port: int | None, what: str) -> Iterator[Misfit]:
     """Of one end: `host` and `port` belong together."""
     if host and port is None:
         text = "must be given with the host: the first port of as many as there are ranks"
-        yield Fault(f"seed_{name}_port", text)
+        yield Misfit(f"seed_{name}_port", text)
     elif port is not None and not host:
-        yield Fault(f"seed_{name}_host", f"must be given with the port: {what}")
+        yield Misfit(f"seed_{name}_host", f"must be given with the port: {what}")
     if host and not is_address(host):
-        yield Fault(f"seed_{name}_host", f"{host!r} is no host's name or address: give {what}")
+        yield Misfit(f"seed_{name}_host", f"{host!r} is no host's name or address: give {what}")
 
 
-def _idle(seed: Seed) -> Iterator[Fault]:
+def _without_effect(seed: Seed) -> Iterator[Misfit]:
     """What is said, and would have no effect."""
     if seed.weights and not seed.wanted and seed.ports == (None, None):
         text = "there is nobody to give weights to, or to fetch them from: give a host, too"
-        yield Fault("seed_weights", text)
+        yield Misfit("seed_weights", text)
     if seed.weights and seed.tls is not None:
         text = "weights do not go over TLS: leave out the one or the other"
-        yield Fault("seed_weights", text)
+        yield Misfit("seed_weights", text)
     if seed.wanted or seed.ports != (None, None):
         return
     for key in ("token_file", "tls_cert", "tls_key", "tls_ca"):
         if getattr(seed, key):
-            yield Fault(
+            yield Misfit(
                 f"seed_{key}",
                 "is for seeding, but there is no host to listen on or ask: "
                 "give one, or leave this out",

@@ -13,9 +13,9 @@ from pydantic import BaseModel, BeforeValidator, Field
 
 from preloadd.config.strict import MAX_RANKS, MAX_WORLD, Size
 from preloadd.domain.ids import DeviceId, Instance, Role
-from preloadd.domain.launch import Fault, Launch, world_told
+from preloadd.domain.launch import Launch, Misfit, world_told
 from preloadd.domain.nodes import Node, launch_faults, plan_node
-from preloadd.domain.placement import ExpertPlacement, Parallel
+from preloadd.domain.placement import ExpertPlacement, Parallel, drafting
 from preloadd.domain.settings import Rendezvous
 
 NOTHING: Mapping[str, int] = MappingProxyType({})
@@ -101,61 +101,58 @@ class Spread(BaseModel):
         )
 
 
-def spread_faults(launch: Launch) -> list[Fault]:
+def spread_faults(launch: Launch) -> list[Misfit]:
     """All that is wrong with what a node is told, what is too much of it included."""
     if launch.parallel.world > MAX_WORLD:
-        text = f"{world_told(launch.parallel)}: at most {MAX_WORLD} in a group"
-        return [Fault("tensor_parallel_size", text)]
+        text = f"makes {world_told(launch.parallel)}, but a group has at most {MAX_WORLD}"
+        return [Misfit("tensor_parallel_size", f"{text}: give smaller sizes")]
     if faults := launch_faults(launch):
         return faults
     node = plan_node(launch)
-    return [*_crowded(launch, node), *_apart(launch, node)]
+    return [*_crowded(launch, node), *_apart(node)]
 
 
 def rendezvous(node: Node, instance: Instance) -> Rendezvous | None:
     """Where a rank of `node` meets the others of its role; None if all of these are on the node."""
-    place = node.placement_on(instance.device)
-    rank, world, port = place.rank, node.parallel.world, node.meeting.port
+    rank, port = node.placement_on(instance.device).rank, node.meeting.port
+    everybody: Sequence[int] = range(node.parallel.world)
     if instance.role is Role.DRAFT:
-        # All ranks of the last stage have one, and only they: those that hold its experts as well.
-        (world, rank), port = place.expert_share, node.meeting.draft_port
-        if world == sum(one.last_stage for one in node.placements):
-            return None
-    if node.count == 1 or port is None:
+        everybody, port = drafting(node.parallel), node.meeting.draft_port
+    if port is None or set(everybody) <= set(node.ranks):
         return None
     return Rendezvous(
         address=node.meeting.address.strip("[]"),
         port=port,
-        rank=rank,
-        world=world,
+        rank=everybody.index(rank),
+        world=len(everybody),
         node=node.number if node.counted else 0,
         nodes=node.count if node.counted else 0,
     )
 
 
-def _crowded(launch: Launch, node: Node) -> Iterator[Fault]:
+def _crowded(launch: Launch, node: Node) -> Iterator[Misfit]:
     here = node.ranks
     if len(here) > MAX_RANKS:
         setting = "data_parallel_size_local" if launch.spans and not launch.by_nodes else "nnodes"
-        yield Fault(
+        said = getattr(launch, setting)
+        yield Misfit(
             setting,
-            f"gives this node {len(here)} ranks ({here.start} to {here[-1]} of "
-            f"{world_told(launch.parallel)}), but one has at most {MAX_RANKS}: use more nodes",
+            f"is {'not given' if said is None else said}, so this node has {len(here)} ranks "
+            f"({here.start} to {here[-1]} of {world_told(launch.parallel)}), but one has at most "
+            f"{MAX_RANKS}: use more nodes",
         )
 
 
-def _apart(launch: Launch, node: Node) -> Iterator[Fault]:
+def _apart(node: Node) -> Iterator[Misfit]:
     """Of drafts that are on several nodes, but not on the first, whose address they would use."""
-    tensor = node.parallel.tensor
-    first = tensor * (node.parallel.pipeline - 1)
-    # With whole replicas, the first node has the last layers of the first one.
-    if not launch.drafts or not launch.by_nodes or first < len(node.ranks):
-        return
-    if first // len(node.ranks) != (node.parallel.world - 1) // len(node.ranks):
-        yield Fault(
+    each, ranks = len(node.ranks), drafting(node.parallel) if node.drafts else ()
+    nodes = {rank // each for rank in ranks}
+    # Who is told by replicas has whole ones, so that the first node has drafts.
+    if len(nodes) > 1 and 0 not in nodes:
+        yield Misfit(
             "pipeline_parallel_size",
-            f"is {node.parallel.pipeline}, so ranks {first} and up have the last layers and drafts "
-            f"beside them, on several nodes, but not on the first, with ranks 0 to "
-            f"{len(node.ranks) - 1}, where drafts meet: leave the draft out, or let the first node "
-            "hold a whole replica",
+            f"is {node.parallel.pipeline}, so ranks {ranks[0]} and up have the last layers and "
+            f"drafts beside them, on several nodes, but not on the first, with ranks 0 to "
+            f"{each - 1}, where drafts meet: leave the draft out, or let the first node hold a "
+            "whole replica",
         )

@@ -106,14 +106,14 @@ def given_secrets(file: str, environ: Mapping[str, str]) -> tuple[str, ...]:
         secret
         for path in places(file, environ)
         # The credential's mode is the business of the manager who made it for this service alone.
-        for secret in read_secrets(path, open_to_none=path.name != CREDENTIAL)
+        for secret in read_secrets(path, must_be_closed=path.name != CREDENTIAL)
     ]
     if (said := environ.get(VARIABLE)) is not None:
         found.append(require_secret(said, f"${VARIABLE}"))
     return tuple(found)
 
 
-def read_secrets(path: Path, *, open_to_none: bool = True) -> tuple[str, ...]:
+def read_secrets(path: Path, *, must_be_closed: bool = True) -> tuple[str, ...]:
     """The tokens in a file, one a line and at least one.
 
     It may be a link, as files of secrets in containers are, and be readable for its group.
@@ -121,7 +121,7 @@ def read_secrets(path: Path, *, open_to_none: bool = True) -> tuple[str, ...]:
     """
     try:
         with OwnedFd(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)) as fd:
-            _check(path, os.fstat(fd.fileno()), open_to_none=open_to_none)
+            _check(path, os.fstat(fd.fileno()), must_be_closed=must_be_closed)
             raw = os.read(fd.fileno(), MAX_GIVEN_NBYTES + 1)
     except (FileNotFoundError, NotADirectoryError):
         raise ConfigError(f"{path}: there is no such file: correct the path") from None
@@ -161,11 +161,11 @@ def require_secret(text: str, whose: str) -> str:
     return secret
 
 
-def _check(path: Path, found: os.stat_result, *, open_to_none: bool) -> None:
+def _check(path: Path, found: os.stat_result, *, must_be_closed: bool) -> None:
     if not stat.S_ISREG(found.st_mode):
         raise ConfigError(f"{path} is no regular file: give one with a token on each line")
     mode = stat.S_IMODE(found.st_mode)
-    if open_to_none and mode & 0o007:
+    if must_be_closed and mode & 0o007:
         raise InsecurePath(
             f"{path} is open to all users (mode {mode:04o}): run `chmod o-rwx {path}`, and replace "
             "the tokens in it"

@@ -64,10 +64,17 @@ _REFUSED = {
     "revision": "is said elsewhere, beside the model (leave it out: see `revision`)",
     "weight-transfer-config": "would write into weights that all engines share (leave it out)",
 }
+_FOUL = "has bytes that are not UTF-8 (write it anew, or rename what it names)"
+
 _TOKEN = "seed-token"  # noqa: S105 - the name of an argument
 """Refused, but not reserved: `--seed`, which vLLM has, is not short for it."""
 
 _FORMAT = "load-format"
+
+_SWITCH = "enable-expert-parallel"
+
+_VALUED = ({*SIZES, *_LATER, _FORMAT, CONFIG, *PIECES}) - {_SWITCH}
+"""Those on which something is decided here, and that have a value."""
 
 MAX_NBYTES = 16 << 10
 """Of all arguments together: they travel in one packet."""
@@ -116,7 +123,10 @@ def divide(
             kept.append(argument)
     kept, speculation, more = gather(kept, draft)
     wrong += more
-    words = words_of([*kept, speculation.argument] if speculation else kept)
+    kept += [speculation.argument] if speculation else []
+    foul = [argument for argument in kept if not _is_text(argument)]
+    wrong += [Wrong(each.written, _FOUL) for each in foul]
+    words = words_of(argument for argument in kept if argument not in foul)
     if (nbytes := sum(len(word.encode()) for word in words)) > MAX_NBYTES:
         text = f"have {nbytes:,} bytes together (at most {MAX_NBYTES:,}: name files instead)"
         wrong.append(Wrong("", text))
@@ -125,9 +135,11 @@ def divide(
 
 def _refusal(argument: Argument) -> str:
     """Why an argument cannot be; empty if it can."""
-    name, values = argument.name, argument.values
+    name, values = argument.name.partition(".")[0], argument.values
     if name in _REFUSED:
         return _REFUSED[name]
+    if why := _misshapen(argument):
+        return why
     if name == _TOKEN:
         return (
             "is a secret, and arguments are told to engines and logs (leave it out: see how ranks "
@@ -142,7 +154,29 @@ def _refusal(argument: Argument) -> str:
         )
     if name == _FORMAT and (faults := list(filter(None, map(unidentified, values)))):
         return faults[0]
-    return _ambiguity(name.removeprefix("no-").partition(".")[0])
+    return _ambiguity(name.removeprefix("no-"))
+
+
+def _misshapen(argument: Argument) -> str:
+    """Why an argument on which something is decided here cannot be written like this."""
+    name, dot, _ = argument.name.partition(".")
+    bare = name.removeprefix("no-")
+    if bare in _VALUED and name != bare:
+        return "cannot be switched off (leave it out)"
+    if bare in _VALUED and not argument.values:
+        return "has no value (give it one, or leave it out)"
+    if dot and bare != CONFIG and bare in (*_VALUED, _SWITCH, *_OF_REQUESTS):
+        return "has a dot behind its name, but is no table (leave out what follows the name)"
+    return ""
+
+
+def _is_text(argument: Argument) -> bool:
+    """Whether it can travel: a command line may have any bytes, and JSON halves of characters."""
+    try:
+        "".join((argument.name, *argument.values)).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _ambiguity(name: str) -> str:

@@ -20,12 +20,11 @@ _GROUPS = "n_group"
 def has_experts(config: Mapping[str, object]) -> bool:
     """Whether config.json counts experts, of all layers or of some."""
     text = _text(config)
-    if counted := next((text[name] for name in _COUNTS if name in text), None):
-        return counted != [0]
+    counted = next((text[name] for name in _COUNTS if name in text), None)
+    if isinstance(counted, list):
+        return any(counted[:1])
     blocks = text.get("block_configs")
-    return isinstance(blocks, list) and any(
-        isinstance(block, Mapping) and block.get("block_type") == "moe" for block in blocks
-    )
+    return bool(counted) or (isinstance(blocks, list) and any(map(_of_experts, blocks)))
 
 
 def held_as(placement: Placement, config: Mapping[str, object]) -> Placement:
@@ -52,6 +51,12 @@ def _in_turns(placement: Placement, config: Mapping[str, object]) -> bool:
         and isinstance(groups, int)
         and groups > 1
     )
+
+
+def _of_experts(block: object) -> bool:
+    if not isinstance(block, Mapping):
+        return False
+    return block.get("block_type") == "moe" and bool(block.get("n_routed_experts"))
 
 
 def _text(config: Mapping[str, object]) -> Mapping[str, object]:

@@ -22,8 +22,8 @@ class Launch:
 
     `devices` are those of this node, in the order of its ranks; None while nobody has looked.
     `master_port` and `data_parallel_rpc_port` are the engine's. `others` are ports that this node
-    uses for something else, by what people call them. `ports` is how many in a row a role needs.
-    The two of seeding are the first of as many as there are ranks: here, and at a source.
+    uses for something else, by what people call them. The two of seeding are the first of as many
+    as there are ranks: here, and at a source.
     """
 
     parallel: Parallel
@@ -40,7 +40,6 @@ class Launch:
     master_port: int | None = None
     data_parallel_rpc_port: int | None = None
     others: Mapping[str, int] = field(default_factory=dict)
-    ports: int = 1
     seed_listen_port: int | None = None
     seed_source_port: int | None = None
 
@@ -61,16 +60,29 @@ class Launch:
         return self.by_nodes or 0 < self.replicas < self.parallel.data
 
 
-class Fault(NamedTuple):
-    """What is wrong with one setting of a `Launch`, by the name of its field, with the remedy."""
+class Misfit(NamedTuple):
+    """A setting of one node that cannot be as it is, named as its flag, with underscores.
+
+    `text` says what is wrong with it and, behind the last colon and space, the remedy.
+    """
 
     setting: str
     text: str
 
+    def __str__(self) -> str:
+        """As those are told who gave flags."""
+        return f"{flag(self.setting)}: {self.text}"
 
-def refusal(faults: Iterable[Fault]) -> ConfigError:
-    """All faults as one error, a line for each, by the names of flags."""
-    return ConfigError("\n".join(f"{flag(fault.setting)}: {fault.text}" for fault in faults))
+    @property
+    def bracketed(self) -> str:
+        """The text as those are told who wrote files: there the remedy stands in brackets."""
+        what, _, remedy = self.text.rpartition(": ")
+        return f"{what} ({remedy})"
+
+
+def refusal(misfits: Iterable[Misfit]) -> ConfigError:
+    """All of them as one error, a line for each, by the names of flags."""
+    return ConfigError("\n".join(map(str, misfits)))
 
 
 def flag(setting: str) -> str:

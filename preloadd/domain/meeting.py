@@ -13,7 +13,7 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 from itertools import combinations
 from typing import NamedTuple
 
-from preloadd.domain.launch import Fault, Launch
+from preloadd.domain.launch import Launch, Misfit
 from preloadd.domain.seeding import seed_ports
 
 LOOPBACK = "127.0.0.1"
@@ -75,7 +75,7 @@ def meeting_of(launch: Launch) -> Meeting:
     return Meeting(_address(launch) or LOOPBACK, ports.get(_TARGET), ports.get(_DRAFT))
 
 
-def meeting_faults(launch: Launch, ranks: range | None) -> list[Fault]:
+def meeting_faults(launch: Launch, ranks: range | None) -> list[Misfit]:
     """What is wrong with address and ports. `ranks` are this node's, None if they have a fault."""
     own = _own_ports(launch)
     listened, asked = _seed_ports(launch)
@@ -114,7 +114,7 @@ def _address(launch: Launch) -> str:
     return (launch.parallel.data > 1 and launch.data_parallel_address) or launch.master_addr
 
 
-def _unsaid(launch: Launch, ranks: range | None) -> Iterator[Fault]:
+def _unsaid(launch: Launch, ranks: range | None) -> Iterator[Misfit]:
     """What has to be said where ranks span nodes: nobody can guess it there."""
     if not launch.spans:
         return
@@ -123,17 +123,17 @@ def _unsaid(launch: Launch, ranks: range | None) -> Iterator[Fault]:
         where = f"of {launch.parallel.world} ranks only {ranks.start} to {ranks[-1]} are here"
     address = _address(launch)
     if not address:
-        yield Fault(_address_setting(launch), f"must be given, since {where}: {_REACHABLE}")
+        yield Misfit(_address_setting(launch), f"must be given, since {where}: {_REACHABLE}")
     elif is_one_host(address):
-        yield Fault(
+        yield Misfit(
             _address_setting(launch),
             f"{address!r} is another host on each host, but {where}: give {_REACHABLE}",
         )
     elif not is_address(address):
         text = f"{address!r} is no host's name or address: give {_REACHABLE}, and nothing else"
-        yield Fault(_address_setting(launch), text)
+        yield Misfit(_address_setting(launch), text)
     if launch.weight_cache_master_port is None:
-        yield Fault(_TARGET, f"must be given, since {where}: one port, the same on every node")
+        yield Misfit(_TARGET, f"must be given, since {where}: one port, the same on every node")
 
 
 def _address_setting(launch: Launch) -> str:
@@ -144,16 +144,14 @@ def _address_setting(launch: Launch) -> str:
 
 
 def _own_ports(launch: Launch) -> list[_Ports]:
-    """The ports of each role that are said, or follow from what is."""
+    """The port of each role that is said, or follows: drafts have the one behind the targets'."""
     target, draft = launch.weight_cache_master_port, launch.weight_cache_draft_master_port
-    found, count = [], launch.ports
-    if target is not None:
-        found.append(_Ports(target, count, "the target's", _TARGET))
+    found = [] if target is None else [_Ports(target, 1, "the target's", _TARGET)]
     if launch.drafts and draft is not None:
-        found.append(_Ports(draft, count, "the draft's", _DRAFT))
+        found.append(_Ports(draft, 1, "the draft's", _DRAFT))
     elif launch.drafts and target is not None:
-        because = f"weight-cache-master-port {target} + {count} = "
-        found.append(_Ports(target + count, count, "the draft's", _DRAFT, because))
+        because = f"weight-cache-master-port {target} + 1 = "
+        found.append(_Ports(target + 1, 1, "the draft's", _DRAFT, because))
     return found
 
 
@@ -188,20 +186,20 @@ def _foreign_ports(launch: Launch) -> Iterator[_Ports]:
     yield from (_Ports(port, 1, told) for told, port in used.items() if port)
 
 
-def _impossible(own: Iterable[_Ports]) -> Iterator[Fault]:
+def _impossible(own: Iterable[_Ports]) -> Iterator[Misfit]:
     for each in own:
         if each.first < 1:
-            yield Fault(each.setting, f"is {each.first}: give 1 to {LAST_PORT}")
+            yield Misfit(each.setting, f"is {each.first}: give 1 to {LAST_PORT}")
         elif each.last > LAST_PORT:
             text = f"{each.written} is past the last port, {LAST_PORT}: give a lower one"
-            yield Fault(each.setting, text)
+            yield Misfit(each.setting, text)
 
 
-def _overlaps(ports: Sequence[_Ports]) -> Iterator[Fault]:
+def _overlaps(ports: Sequence[_Ports]) -> Iterator[Misfit]:
     """A line for each of our ranges that shares a port with one before it."""
     for earlier, later in combinations(ports, 2):
         if later.setting and earlier.first <= later.last and later.first <= earlier.last:
-            yield Fault(
+            yield Misfit(
                 later.setting,
                 f"{later.written} is in use: {earlier.written} is {earlier.told}: give another one",
             )

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from preloadd.domain.ids import DeviceId, Instance
-from preloadd.domain.launch import Fault, Launch, refusal, replica_told, world_told
+from preloadd.domain.launch import Launch, Misfit, refusal, replica_told, world_told
 from preloadd.domain.meeting import Meeting, meeting_faults, meeting_of
-from preloadd.domain.placement import Parallel, Placement, instances, place
+from preloadd.domain.placement import Parallel, Placement, drafting, instances, place
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,11 @@ class Node:
         return tuple(place(self.parallel, rank) for rank in self.ranks)
 
     @property
+    def drafting(self) -> tuple[int, ...]:
+        """Those of its ranks that have a draft beside them."""
+        return drafting(self.parallel, self.ranks) if self.drafts else ()
+
+    @property
     def instances(self) -> tuple[Instance, ...]:
         """The rank daemons of this node: its targets in their order, then its drafts."""
         return instances(self.devices, self.parallel, drafts=self.drafts, first=self.ranks.start)
@@ -53,7 +58,7 @@ def plan_node(launch: Launch) -> Node:
     """What this node launches; ConfigError with a line for every fault."""
     if faults := launch_faults(launch):
         raise refusal(faults)
-    ranks = _block(launch)
+    ranks = block(launch)
     return Node(
         parallel=launch.parallel,
         ranks=ranks,
@@ -66,36 +71,36 @@ def plan_node(launch: Launch) -> Node:
     )
 
 
-def launch_faults(launch: Launch) -> list[Fault]:
+def launch_faults(launch: Launch) -> list[Misfit]:
     """All that is wrong with what a node is told, setting by setting."""
     wrong_block = [*(_node_faults(launch) if launch.by_nodes else _replica_faults(launch))]
-    ranks = None if wrong_block else _block(launch)
+    ranks = None if wrong_block else block(launch)
     return [*wrong_block, *_device_faults(launch, ranks), *meeting_faults(launch, ranks)]
 
 
-def _block(launch: Launch) -> range:
-    """The global ranks of a node whose settings have no fault."""
+def block(launch: Launch) -> range:
+    """The global ranks of a node; where its settings have faults, as far as they can be counted."""
     if launch.nnodes is not None and launch.by_nodes:
-        each = launch.parallel.world // launch.nnodes
-        return range((launch.node_rank or 0) * each, ((launch.node_rank or 0) + 1) * each)
+        each, number = launch.parallel.world // launch.nnodes, launch.node_rank or 0
+        return range(number * each, (number + 1) * each)
     replica = launch.parallel.replica
     first = (launch.data_parallel_start_rank or 0) * replica
     return range(first, first + launch.replicas * replica)
 
 
-def _node_faults(launch: Launch) -> Iterator[Fault]:
+def _node_faults(launch: Launch) -> Iterator[Misfit]:
     """Of blocks by `nnodes`."""
     nodes, number, parallel = launch.nnodes or 1, launch.node_rank, launch.parallel
     if number is None:
-        yield Fault("node_rank", f"must be given where nnodes is {nodes}: 0 to {nodes - 1}")
+        yield Misfit("node_rank", f"must be given where nnodes is {nodes}: give 0 to {nodes - 1}")
     elif not 0 <= number < nodes:
-        yield Fault("node_rank", f"is {number}, but nnodes is {nodes}: give 0 to {nodes - 1}")
+        yield Misfit("node_rank", f"is {number}, but nnodes is {nodes}: give 0 to {nodes - 1}")
     each, left = divmod(parallel.world, nodes)
     if left:
         text = f"is {nodes}, but {world_told(parallel)}, and {parallel.world} / {nodes} leaves"
-        yield Fault("nnodes", f"{text} {left}: give a number that divides {parallel.world}")
+        yield Misfit("nnodes", f"{text} {left}: give a number that divides {parallel.world}")
     elif each % parallel.replica and parallel.replica % each:
-        yield Fault(
+        yield Misfit(
             "nnodes",
             f"is {nodes}, so one has {parallel.world} / {nodes} = {each} ranks, but a replica has "
             f"{replica_told(parallel)}: let nodes hold whole replicas, or replicas whole nodes",
@@ -104,7 +109,7 @@ def _node_faults(launch: Launch) -> Iterator[Fault]:
         yield from _contradictions(launch, range(number * each, (number + 1) * each))
 
 
-def _contradictions(launch: Launch, ranks: range) -> Iterator[Fault]:
+def _contradictions(launch: Launch, ranks: range) -> Iterator[Misfit]:
     """Of blocks by `nnodes` with what is said of replicas besides."""
     replica = launch.parallel.replica
     implied = {
@@ -113,7 +118,7 @@ def _contradictions(launch: Launch, ranks: range) -> Iterator[Fault]:
     }
     for setting, value in implied.items():
         if (said := getattr(launch, setting)) not in (None, value):
-            yield Fault(
+            yield Misfit(
                 setting,
                 f"is {said}, but node {launch.node_rank} of {launch.nnodes} has ranks "
                 f"{ranks.start} to {ranks[-1]}, {replica} to a replica, which makes it {value}: "
@@ -121,41 +126,45 @@ def _contradictions(launch: Launch, ranks: range) -> Iterator[Fault]:
             )
 
 
-def _replica_faults(launch: Launch) -> Iterator[Fault]:
+def _replica_faults(launch: Launch) -> Iterator[Misfit]:
     """Of blocks by replicas."""
     size, local, first = launch.parallel.data, launch.replicas, launch.data_parallel_start_rank
     if launch.nnodes is not None and launch.nnodes < 1:
-        yield Fault("nnodes", f"is {launch.nnodes}: at least 1")
+        yield Misfit("nnodes", f"is {launch.nnodes}: give at least 1")
     if launch.node_rank:
-        yield Fault("node_rank", f"is {launch.node_rank}, but there is one node: give nnodes")
+        text = f"is {launch.node_rank}, but there is one node: leave it out, or give nnodes"
+        yield Misfit("node_rank", text)
     if local < 1:
-        yield Fault("data_parallel_size_local", f"is {local}: at least 1, or launch nothing here")
-    if first is not None and first < 0:
-        yield Fault("data_parallel_start_rank", f"is {first}: at least 0")
+        text = f"is {local}: give at least 1, or launch nothing here"
+        yield Misfit("data_parallel_size_local", text)
+    if first is not None and not 0 <= first < size:
+        text = f"is {first}, but data-parallel-size is {size}: give 0 to {size - 1}"
+        yield Misfit("data_parallel_start_rank", text)
     elif first is None and 0 < local < size:
-        yield Fault(
-            "data_parallel_start_rank",
-            f"must be given where a node has {local} of {size} replicas: the number of its first",
-        )
-    if (first or 0) + local > size:
-        yield Fault(
+        text = f"must be given where a node has {local} of {size} replicas"
+        yield Misfit("data_parallel_start_rank", f"{text}: give the number of its first")
+    elif (first or 0) + local > size:
+        yield Misfit(
             "data_parallel_size_local",
-            f"reaches past the last replica: data-parallel-start-rank {first or 0} + {local} = "
-            f"{(first or 0) + local}, but data-parallel-size is {size}",
+            f"reaches past the last replica, since data-parallel-start-rank {first or 0} + {local} "
+            f"= {(first or 0) + local}, but data-parallel-size is {size}: give at most "
+            f"{size - (first or 0)}",
         )
 
 
-def _device_faults(launch: Launch, ranks: range | None) -> Iterator[Fault]:
+def _device_faults(launch: Launch, ranks: range | None) -> Iterator[Misfit]:
     """Of the devices, whose number is judged only if that of the ranks is known."""
     if launch.devices is None:
         return
     twice = [device for device, times in Counter(launch.devices).items() if times > 1]
     if twice:
-        yield Fault("devices", f"{', '.join(twice)} is there twice: a device holds one rank")
+        text = "is there twice, but a device holds one rank: name it once"
+        yield Misfit("devices", f"{', '.join(twice)} {text}")
     there = len(set(launch.devices))
     if ranks is not None and there < len(ranks):
-        yield Fault(
+        yield Misfit(
             "devices",
-            f"{there} are too few for the {len(ranks)} ranks of this node ({ranks.start} to "
-            f"{ranks[-1]} of {world_told(launch.parallel)}): {len(ranks) - there} more are needed",
+            f"{there} are too few for the {len(ranks)} ranks of this node, {ranks.start} to "
+            f"{ranks[-1]} of {world_told(launch.parallel)}: name {len(ranks) - there} more, or "
+            "change the sizes",
         )

@@ -94,11 +94,6 @@ class Placement:
         return stage * self.parallel.tensor + self.tensor_rank
 
     @property
-    def last_stage(self) -> bool:
-        """Whether this rank is one of those that the last layers are on."""
-        return self.pipeline_rank == self.parallel.pipeline - 1
-
-    @property
     def undivided(self) -> bool:
         """Whether this rank holds the whole model, and would if it had experts."""
         return self.parallel.world == 1
@@ -146,19 +141,28 @@ def as_reported(placement: Placement, *, moe: bool) -> Placement:
     return replace(placement, parallel=replace(placement.parallel, data=1), data_rank=0)
 
 
+def drafting(parallel: Parallel, ranks: range | None = None) -> tuple[int, ...]:
+    """Those of the global `ranks`, of all without any, that have a draft beside them, ascending.
+
+    A draft lies on the device of its target: beside every rank of the last pipeline stage, in each
+    replica, and nowhere else (source: vLLM's model runners, which make a drafter and load its model
+    if `get_pp_group().is_last_rank`). A whole group has data x tensor of them, and a draft's
+    number among these is where its rank stands in the answer. Only the generator of systemd, which
+    can import nothing, says this again; its tests compare.
+    """
+    last = parallel.pipeline - 1
+    every = range(parallel.world) if ranks is None else ranks
+    return tuple(rank for rank in every if rank // parallel.tensor % parallel.pipeline == last)
+
+
 def instances(
     devices: Sequence[DeviceId], parallel: Parallel, *, drafts: bool, first: int = 0
 ) -> tuple[Instance, ...]:
     """The rank daemons on one node's devices, of which the n-th holds global rank `first` + n: its
-    targets in order, then with `drafts` those of the draft model.
-
-    Engines draft where the target's last layers are, and load no draft elsewhere (source: the model
-    runners of vLLM).
-    """
-    ranks = enumerate(devices, first)
-    drafting = [d for n, d in ranks if drafts and place(parallel, n).last_stage]
-    targets = map(Instance, devices)
-    return (*targets, *(Instance(device, Role.DRAFT) for device in drafting))
+    targets in order, then with `drafts` those of the draft model."""
+    here = range(first, first + len(devices)) if drafts else range(0)
+    beside = [devices[rank - first] for rank in drafting(parallel, here)]
+    return (*map(Instance, devices), *(Instance(device, Role.DRAFT) for device in beside))
 
 
 def peers(instance: Instance, group: Iterable[Instance]) -> tuple[str, ...]:

@@ -2,7 +2,6 @@
 
 import re
 import subprocess
-from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from preloadd.domain.launch import flag
 from preloadd.domain.vllm import LOAD_FORMATS
 from preloadd.engine.options import Options
 from preloadd.errors import EXIT_STATUS, ErrorCode
+from tests.docs.links import dead_links, links
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("bench/**/*.md")])
@@ -47,31 +47,6 @@ def test_ci_runs_the_test_command_of_the_readme() -> None:
 
 def test_links_lead_somewhere() -> None:
     assert not [f"{page.relative_to(ROOT)}: {link}" for page in PAGES for link in dead_links(page)]
-
-
-def dead_links(page: Path) -> list[str]:
-    return [link for link in links(page) if not leads_somewhere(page, link)]
-
-
-def links(page: Path) -> Iterator[str]:
-    prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
-    for link in re.findall(r"\]\(([^)\s]+)\)", prose):
-        if not re.match(r"[a-z]+:", link):
-            yield link
-
-
-def leads_somewhere(page: Path, link: str) -> bool:
-    """Whether file and heading exist; headings are spelt as code hosts make anchors of them."""
-    name, _, anchor = link.partition("#")
-    target = page.parent / name if name else page
-    if not target.exists():
-        return False
-    return not anchor or anchor in anchors(target)
-
-
-def anchors(page: Path) -> set[str]:
-    headings = re.findall(r"^#+ +(.*?)\s*$", page.read_text(), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def test_every_row_of_a_table_is_below_a_head() -> None:

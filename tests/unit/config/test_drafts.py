@@ -47,6 +47,11 @@ def test_a_table_says_it_as_well():
     )
 
 
+def test_method_and_model_are_text_to_vllm_whatever_they_look_like():
+    said = values("--spec-method=eagle", "--spec-model=7", "--spec-tokens=2")
+    assert said == {"method": "eagle", "model": "7", "num_speculative_tokens": 2}
+
+
 def test_parts_reach_into_tables():
     word = "--speculative-config.draft_load_config.load_format=dummy"
     assert values(word, "--spec-method=ngram")["draft_load_config"] == {"load_format": "dummy"}
@@ -71,6 +76,10 @@ def test_what_is_said_elsewhere_completes_and_never_replaces():
         (["-sc.a+=b"], "must have one value"),
         (["--spec-method=eagle3", "--spec-tokens=2"], "names no model (give the checkpoint"),
         (["--spec-method=mtp"], "add num_speculative_tokens"),
+        (['-sc={"method": "eagle", "model": 7}'], "has a model that is no text"),
+        (['-sc={"method": 3, "model": "/d"}'], "has a method that is no text"),
+        (["-sc.model=7", "--spec-method=eagle"], "has a model that is no text"),
+        (['-sc={"method": "mtp", "model": "/d", "revision": []}'], "has a revision that is no"),
     ],
 )
 def test_what_cannot_be_is_told_with_the_remedy(words, told):

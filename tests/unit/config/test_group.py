@@ -5,12 +5,13 @@ from pathlib import Path
 import pytest
 
 from preloadd.config.arguments import from_words
+from preloadd.config.engine import members_of
 from preloadd.config.files import Document, Fault, parse
 from preloadd.config.group import Group, claims, is_full, judge
 from preloadd.domain.nodes import launch_faults
 from preloadd.domain.placement import ExpertPlacement
 from preloadd.domain.settings import CHUNK_BYTES, Layout, Memory, Tls
-from tests.placements import launch_of
+from tests.placements import ROWS, launch_of
 from tests.refused_placements import REFUSALS
 
 UUID = "GPU-53b1d48b-de77-970d-5f91-576155feee6c"
@@ -377,8 +378,8 @@ def test_count_of_devices_is_told_beside_other_faults():
     found = faults('gpus = ["CPU-0", "CPU-1"]\ndigest = "x"\nmodel = "/m"')
     assert [fault.partition(":")[0] for fault in found] == ["digest", "gpus"]
     assert found[1] == (
-        "gpus: 2 are too many for the 1 ranks of this node (0 to 0 of data 1 x pipeline 1 x tensor "
-        "1 = 1 ranks) (leave out 1, or change the sizes)"
+        "gpus: 2 are too many for the 1 ranks of this node, 0 to 0 of data 1 x pipeline 1 x tensor "
+        "1 = 1 ranks (leave out 1, or change the sizes)"
     )
 
 
@@ -390,10 +391,19 @@ def test_what_a_node_cannot_be_told_is_told_at_its_key(refusal):
     document = Document(PATH, table_of(refusal.flags, drafts=refusal.drafts))
     _, found = judge(document, {"weight-cache-health-port": port} if port else {})
     written = {f"engine_args.{key}" for key in document.table["engine_args"]}
-    texts = [fault.text.rpartition(": ") for fault in told]
-    assert [fault.text for fault in found] == [f"{what} ({remedy})" for what, _, remedy in texts]
+    assert [fault.text for fault in found] == [fault.bracketed for fault in told]
     for fault, expected in zip(found, told, strict=True):
         assert fault.key in written | {f"parallel.{expected.setting}"}
+
+
+@pytest.mark.parametrize("row", ROWS, ids=str)
+def test_who_cannot_judge_a_file_sees_the_same_members(row):
+    table = table_of(" ".join(row.flags), drafts=row.drafts)
+    table["gpus"] = [f"CPU-{number}" for number in range(len(row.ranks))]
+    document = Document(PATH, table)
+    group, found = judge(document)
+    assert group is not None, found
+    assert members_of(document) == tuple(map(str, group.instances))
 
 
 def table_of(flags: str, *, drafts: bool) -> dict[str, object]:
@@ -467,10 +477,15 @@ def test_a_group_has_no_more_ranks_than_can_be():
     many = "[parallel]\ntensor_parallel_size = 1024\ndata_parallel_size = 2"
     (told,) = faults(f"{GOOD}{many}")
     sizes = "data 2 x pipeline 1 x tensor 1024 = 2048 ranks"
-    assert told == f"parallel.tensor_parallel_size: {sizes} (at most 1024 in a group)"
+    assert told == (
+        f"parallel.tensor_parallel_size: makes {sizes}, but a group has at most 1024 (give smaller "
+        "sizes)"
+    )
     gpus = [f"CPU-{number}" for number in range(65)]
     (told,) = faults(f'model = "/m"\ngpus = {gpus}\n[parallel]\ntensor_parallel_size = 65')
-    assert told.startswith("parallel.nnodes: gives this node 65 ranks (0 to 64 of data 1")
+    assert told.startswith(
+        "parallel.nnodes: is not given, so this node has 65 ranks (0 to 64 of data 1"
+    )
 
 
 @pytest.mark.parametrize(

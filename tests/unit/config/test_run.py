@@ -83,6 +83,35 @@ def test_every_fault_is_told_at_once_and_by_its_flag():
     assert "no such option" in told[-1]
 
 
+def test_a_path_that_no_file_could_name_is_a_fault_of_its_flag():
+    for key in ("seed_token_file", "seed_tls_cert", "seed_tls_key", "seed_tls_ca"):
+        (told,) = faults(model="m", **{key: "/a\nb"})
+        name = key.replace("_", "-")
+        assert told.startswith(f"--{name}: has characters that cannot be printed: give another")
+
+
+@pytest.mark.parametrize("key", ["model", "revision", "access_group"])
+def test_what_ranks_could_not_be_told_is_a_fault_of_its_flag(key):
+    value = ("\udcff",) if key == "access_group" else "\udcff"
+    (told,) = faults(**({"model": "m"} | {key: value}))
+    assert told.startswith(f"--{key.replace('_', '-')}: has bytes that are not UTF-8: write it")
+
+
+def test_what_is_given_empty_is_a_fault_of_its_flag():
+    assert faults(model=" ") == [
+        "--model: must not be empty: write what is meant, or leave the option out (given: ' ')"
+    ]
+
+
+def test_sizes_need_a_value_and_what_is_no_text_does_not_travel():
+    told = faults("--node-rank", "--no-nnodes", "--x", "\udcff", model="m", builder="vllm")
+    assert told == [
+        "--node-rank: has no value (give it one, or leave it out)",
+        "--no-nnodes: cannot be switched off (leave it out)",
+        "--x: has bytes that are not UTF-8 (write it anew, or rename what it names)",
+    ]
+
+
 def test_missing_model_is_a_fault():
     assert faults() == ["--model: must be given"]
 
@@ -90,11 +119,12 @@ def test_missing_model_is_a_fault():
 def test_too_many_ranks_are_told_with_the_sizes():
     (told,) = faults(model="m", tensor_parallel_size="64", pipeline_parallel_size="64")
     sizes = "data 1 x pipeline 64 x tensor 64 = 4096 ranks"
-    assert told == f"--tensor-parallel-size: {sizes}: at most 1024 in a group"
+    most = "but a group has at most 1024: give smaller sizes"
+    assert told == f"--tensor-parallel-size: makes {sizes}, {most}"
     (told,) = faults(model="m", tensor_parallel_size="32", data_parallel_size="4")
     assert told == (
-        "--nnodes: gives this node 128 ranks (0 to 127 of data 4 x pipeline 1 x tensor 32 = 128 "
-        "ranks), but one has at most 64: use more nodes"
+        "--nnodes: is not given, so this node has 128 ranks (0 to 127 of data 4 x pipeline 1 x "
+        "tensor 32 = 128 ranks), but one has at most 64: use more nodes"
     )
 
 
@@ -316,6 +346,7 @@ def test_what_is_said_twice_counts_if_it_is_the_same():
 def test_faults_of_what_vllm_builds(engine, given, told):
     (fault,) = faults(*engine, **{"model": "m", "builder": "vllm", **given})
     assert told in fault
+    assert "(given: (" not in fault
 
 
 def test_faults_of_engine_and_options_are_told_at_once():
@@ -420,6 +451,22 @@ def test_drafts_are_numbered_among_themselves_and_meet_only_if_some_are_elsewher
     replicas = drafted(*EAGLE, node_rank="1", data_parallel_size="2", **stages)
     met = [rank.rendezvous for rank in replicas if rank.instance.endswith(".draft")]
     assert [(each.rank, each.world) for each in met] == [(2, 4), (3, 4)]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "daemons"),
+    [
+        ({"tensor_parallel_size": "3"}, 6),
+        ({"pipeline_parallel_size": "3"}, 4),
+        ({"pipeline_parallel_size": "2", "node_rank": "0", **TWO_NODES}, 1),
+        ({"pipeline_parallel_size": "2", "node_rank": "1", **TWO_NODES}, 2),
+    ],
+)
+def test_daemons_are_counted_before_devices_are_known(sizes, daemons):
+    options = parse_run({"model": "org/tiny", "builder": "vllm", **sizes}, EAGLE)
+    assert options.daemons == daemons == len(options.instances(on_host(len(options.ranks))))
+    alone = parse_run({"model": "org/tiny", **sizes})
+    assert alone.daemons == len(alone.ranks)
 
 
 def test_a_draft_has_a_rank_beside_every_one_of_the_target():

@@ -1,6 +1,8 @@
 from dataclasses import replace
 
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from preloadd.config.spread import Spread, rendezvous, spread_faults
 from preloadd.domain.ids import Role
@@ -79,6 +81,37 @@ def test_no_two_nodes_of_a_group_number_ranks_alike(group, role):
     assert all(number < place.world for number, place in zip(numbers, places, strict=True))
     if sum(len(node.ranks) for node in nodes) == nodes[0].parallel.world and places:
         assert sorted(numbers) == [*range(places[0].world)]
+
+
+SIZE = st.integers(1, 4)
+
+
+@given(st.builds(Parallel, tensor=SIZE, pipeline=SIZE, data=SIZE), st.integers(1, 16))
+def test_drafts_of_all_nodes_meet_under_numbers_of_their_own(parallel, nodes):
+    common = Launch(
+        parallel=parallel,
+        drafts=True,
+        devices=tuple(f"CPU-{number}" for number in range(parallel.world)),
+        nnodes=nodes,
+        node_rank=0,
+        master_addr="10.0.0.1",
+        weight_cache_master_port=29600,
+    )
+    assume(not spread_faults(common))
+    having: set[int] = set()
+    met, drafts = [], 0
+    for number in range(nodes):
+        node = plan_node(replace(common, node_rank=number))
+        own = [one for one in node.instances if one.role is Role.DRAFT]
+        having |= {number} if own else set()
+        drafts += len(own)
+        met += [found for one in own if (found := rendezvous(node, one)) is not None]
+    assert drafts == parallel.data * parallel.tensor
+    assert [(each.rank, each.world) for each in met] == (
+        [(number, drafts) for number in range(drafts)] if len(having) > 1 else []
+    )
+    # They meet at an address of the first node, where one of them has to listen.
+    assert not met or 0 in having
 
 
 def test_nodes_that_are_told_by_replicas_claim_no_number_of_nodes():

@@ -1,6 +1,6 @@
 import pytest
 
-from preloadd.config.arguments import from_words
+from preloadd.config.arguments import from_table, from_words
 from preloadd.config.spread import Spread
 from preloadd.config.vllm import MAX_NBYTES, SIZES, Division, divide
 
@@ -35,7 +35,6 @@ def test_what_is_vllms_stays_in_canonical_form():
         # Whether it can be is for a judge.
         (["-tp", "two"], "tensor_parallel_size", "two"),
         (["-tp", "-1"], "tensor_parallel_size", -1),
-        (["-tp"], "tensor_parallel_size", True),
         (["-tp", "9" * 5000], "tensor_parallel_size", "9" * 5000),
         (["-dp", "2"], "data_parallel_size", 2),
         (["-dpl=4"], "data_parallel_size_local", 4),
@@ -89,6 +88,19 @@ def test_all_that_spreads_a_group_is_the_groups():
         (["--hf-token", "hf_x"], "secret"),
         (["--seed_token", "plt_x"], "secret"),
         (["--config", "x.yaml"], "write them here"),
+        (["--weight-transfer-config.backend", "nccl"], "engines share"),
+        (["--default-mm-loras.image=/a"], "adapters"),
+        # What would count as 1, or as 0.
+        (["-tp"], "has no value (give it one"),
+        (["-r"], "has no value"),
+        (["--no-node-rank"], "cannot be switched off"),
+        (["--no-speculative-config"], "cannot be switched off"),
+        (["--load-format"], "has no value"),
+        (["-tp.x=2"], "is no table (leave out what follows"),
+        (["--spec-method.model=/d"], "is no table"),
+        (["--enable-expert-parallel.x=1"], "is no table"),
+        (["--x", "a", "\udcff"], "bytes that are not UTF-8"),
+        (["--x.\udcff=1"], "bytes that are not UTF-8"),
         # vLLM takes the beginning of a name for the whole.
         (["--load-form", "ipc_cache"], "may be short for --load-format"),
         (["--tensor-parallel", "4"], "may be short for --tensor-parallel-size"),
@@ -106,6 +118,22 @@ def test_what_cannot_be_is_told_by_its_name_with_the_remedy(words, told):
     assert told in wrong.text
     assert wrong.text.endswith(")")
     assert "hf_x" not in wrong.text
+    assert (found.words, found.sizes) == ((), ())
+
+
+def test_a_table_cannot_say_either_that_a_size_has_no_value():
+    found = divide(from_table({"tensor-parallel-size": True, "nnodes": False}))
+    assert [(wrong.written, wrong.text.partition(" (")[0]) for wrong in found.wrong] == [
+        ("tensor-parallel-size", "has no value"),
+        ("nnodes", "cannot be switched off"),
+    ]
+
+
+def test_half_a_character_in_what_is_said_of_a_draft_is_told():
+    found = of(r'-sc={"method": "mtp", "model": "\ud800"}')
+    assert [wrong.text.partition(" (")[0] for wrong in found.wrong] == [
+        "has bytes that are not UTF-8"
+    ]
     assert found.words == ()
 
 

@@ -9,6 +9,7 @@ from preloadd.domain.placement import ExpertPlacement, Parallel, place
 
 LINEAR, ROUND_ROBIN = ExpertPlacement
 TURNS = Parallel(tensor=2, expert=True, expert_placement=ROUND_ROBIN)
+MIXED = [{"block_type": "attention"}, {"block_type": "moe", "n_routed_experts": 8}]
 GROUPED = {"n_routed_experts": 8, "n_group": 2}
 
 
@@ -27,7 +28,12 @@ GROUPED = {"n_routed_experts": 8, "n_group": 2}
         ({"num_experts": None}, False),
         ({"text_config": {"num_experts": 8}}, True),
         ({"text_config": {}, "num_experts": 8}, False),
-        ({"block_configs": [{"block_type": "attention"}, {"block_type": "moe"}]}, True),
+        ({"moe_num_experts": [0, 8]}, False),
+        ({"moe_num_experts": [], "block_configs": MIXED}, False),
+        ({"num_experts": 0, "block_configs": MIXED}, True),
+        ({"block_configs": MIXED}, True),
+        # As vLLM counts them: none.
+        ({"block_configs": [{"block_type": "moe"}]}, False),
         ({"block_configs": [{"block_type": "mlp"}, "moe"]}, False),
         ({"block_configs": "moe"}, False),
     ],

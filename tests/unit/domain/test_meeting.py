@@ -7,7 +7,8 @@ from preloadd.domain.meeting import Meeting, is_address, is_one_host, meeting_fa
 from preloadd.domain.placement import Parallel
 
 ALONE = Launch(parallel=Parallel(tensor=2))
-BOTH = replace(ALONE, weight_cache_master_port=29600, drafts=True, ports=3)
+BOTH = replace(ALONE, weight_cache_master_port=29600, drafts=True)
+SEEDED = replace(BOTH, parallel=Parallel(tensor=3), drafts=False, seed_listen_port=29700)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +70,7 @@ def test_names_of_hosts_are_as_they_may_be(address):
             replace(ALONE, weight_cache_draft_master_port=29700, drafts=True),
             Meeting("127.0.0.1", None, 29700),
         ),
-        (BOTH, Meeting("127.0.0.1", 29600, 29603)),
+        (BOTH, Meeting("127.0.0.1", 29600, 29601)),
         (replace(BOTH, drafts=False), Meeting("127.0.0.1", 29600, None)),
     ],
 )
@@ -83,36 +84,43 @@ def told(launch: Launch) -> str:
 
 
 def test_a_row_of_ports_does_not_reach_past_the_last():
-    assert told(replace(BOTH, weight_cache_master_port=65534)) == (
-        "weight_cache_master_port: 65534 to 65534 + 2 = 65536 is past the last port, 65535: give "
-        "a lower one\n"
-        "weight_cache_draft_master_port: weight-cache-master-port 65534 + 3 = 65537 to 65537 + 2 "
-        "= 65539 is past the last port, 65535: give a lower one"
+    assert told(replace(SEEDED, seed_listen_port=65534)) == (
+        "seed_listen_port: 65534 to 65534 + 2 = 65536 is past the last port, 65535: give a lower "
+        "one"
     )
-    assert not told(replace(BOTH, weight_cache_master_port=65530))
+    assert not told(replace(SEEDED, seed_listen_port=65533))
 
 
-@pytest.mark.parametrize("draft", range(29598, 29603))
-def test_rows_of_ports_do_not_overlap(draft):
-    assert told(replace(BOTH, weight_cache_draft_master_port=draft)) == (
-        f"weight_cache_draft_master_port: {draft} to {draft} + 2 = {draft + 2} is in use: 29600 "
-        "to 29600 + 2 = 29602 is the target's: give another one"
+def test_the_port_that_follows_is_not_past_the_last_either():
+    assert told(replace(BOTH, weight_cache_master_port=65535)) == (
+        "weight_cache_draft_master_port: weight-cache-master-port 65535 + 1 = 65536 is past the "
+        "last port, 65535: give a lower one"
+    )
+    assert not told(replace(BOTH, weight_cache_master_port=65534))
+
+
+@pytest.mark.parametrize("first", range(29598, 29601))
+def test_rows_of_ports_do_not_overlap(first):
+    assert told(replace(SEEDED, seed_listen_port=first)) == (
+        f"seed_listen_port: {first} to {first} + 2 = {first + 2} is in use: 29600 is the "
+        "target's: give another one"
     )
 
 
-@pytest.mark.parametrize("draft", [29597, 29603])
-def test_rows_of_ports_may_touch(draft):
-    assert not told(replace(BOTH, weight_cache_draft_master_port=draft))
+@pytest.mark.parametrize("first", [29597, 29601])
+def test_rows_of_ports_may_touch(first):
+    assert not told(replace(SEEDED, seed_listen_port=first))
 
 
-def test_every_other_port_in_a_row_is_named():
-    others = {"weight-cache-health-port": 29602, "the supervisor's port": 29605, "any": 0}
-    found = told(replace(BOTH, others=others, master_port=29600, data_parallel_rpc_port=29599))
+def test_every_other_port_is_named():
+    others = {"weight-cache-health-port": 29601, "the supervisor's port": 29605, "any": 0}
+    engine = {"master_port": 29600, "data_parallel_rpc_port": 29599}
+    found = told(replace(BOTH, others=others, seed_listen_port=29604, **engine))
     target, draft = "weight_cache_master_port", "weight_cache_draft_master_port"
     assert [(line.partition(":")[0], line.split("in use: ")[1]) for line in found.splitlines()] == [
         (target, "29600 is the engine's master-port: give another one"),
-        (target, "29602 is weight-cache-health-port: give another one"),
-        (draft, "29605 is the supervisor's port: give another one"),
+        (draft, "29601 is weight-cache-health-port: give another one"),
+        ("seed_listen_port", "29605 is the supervisor's port: give another one"),
     ]
 
 

@@ -113,10 +113,10 @@ def test_a_node_with_the_first_layers_alone_has_no_drafts():
 def test_too_few_devices_and_one_that_is_there_twice_are_refused_together():
     told = launch_faults(replace(TWO_NODES, devices=devices(0, 1, 0)))
     assert [fault.setting for fault in told] == ["devices", "devices"]
-    assert told[0].text == "CPU-0 is there twice: a device holds one rank"
+    assert told[0].text == "CPU-0 is there twice, but a device holds one rank: name it once"
     assert told[1].text == (
-        "2 are too few for the 4 ranks of this node (4 to 7 of data 2 x pipeline 2 x tensor 2 = 8 "
-        "ranks): 2 more are needed"
+        "2 are too few for the 4 ranks of this node, 4 to 7 of data 2 x pipeline 2 x tensor 2 = 8 "
+        "ranks: name 2 more, or change the sizes"
     )
     with pytest.raises(ConfigError, match="--gpus: CPU-0 is there twice"):
         plan_node(replace(TWO_NODES, devices=devices(0, 1, 0)))
@@ -149,7 +149,6 @@ def groups(draw: st.DrawFn) -> list[Launch]:
         data_parallel_address="10.0.0.1",
         master_addr="10.0.0.1",
         weight_cache_master_port=29600,
-        ports=draw(st.integers(1, 3)),
     )
     if draw(st.booleans()):
         nodes = draw(st.sampled_from(divisors(parallel.data) + divisors(parallel.replica)))
@@ -188,13 +187,14 @@ def test_every_rank_is_launched_once_and_has_coordinates_of_its_own(group):
         weight_cache_master_port=st.none() | st.integers(-1, 3) | st.integers(65530, 65537),
         weight_cache_draft_master_port=st.none() | st.integers(-1, 3) | st.integers(65530, 65537),
         master_port=st.none() | st.integers(1, 3),
-        ports=st.integers(1, 3),
     )
 )
 def test_a_node_is_refused_or_its_ranks_are_the_groups_and_nobody_elses(launch):
     faults = launch_faults(launch)
     if faults:
-        assert all(fault.text and hasattr(launch, fault.setting) for fault in faults)
+        assert all(hasattr(launch, fault.setting) for fault in faults)
+        parts = [part for fault in faults for part in fault.text.rpartition(": ")]
+        assert all(part.strip() for part in parts), "a text without a remedy"
         with pytest.raises(ConfigError):
             plan_node(launch)
         return
@@ -204,7 +204,6 @@ def test_a_node_is_refused_or_its_ranks_are_the_groups_and_nobody_elses(launch):
     if launch.devices is not None:
         assert len(set(node.devices)) == len(node.ranks)
     used = [] if launch.master_port is None else [launch.master_port]
-    for first in (node.meeting.port, node.meeting.draft_port):
-        used += [] if first is None else range(first, first + launch.ports)
+    used += [port for port in (node.meeting.port, node.meeting.draft_port) if port is not None]
     assert len(set(used)) == len(used)
     assert all(1 <= port <= 65535 for port in used)

@@ -1,5 +1,5 @@
 from dataclasses import replace
-from itertools import product
+from itertools import pairwise, product
 
 import pytest
 from hypothesis import given
@@ -11,6 +11,7 @@ from preloadd.domain.placement import (
     Parallel,
     Placement,
     as_reported,
+    drafting,
     experts_of,
     instances,
     layers_of,
@@ -54,6 +55,38 @@ def test_drafts_of_a_later_node_are_where_it_has_the_last_layers():
     devices = [device_id(f"CPU-{number}") for number in range(3)]
     found = instances(devices, Parallel(tensor=2, pipeline=3), drafts=True, first=3)
     assert [*map(str, found)][3:] == ["CPU-1.draft", "CPU-2.draft"]
+
+
+@given(PARALLEL)
+def test_drafts_are_counted_by_data_and_tensor_ranks_of_the_last_stage(parallel):
+    """Each of which the product below names once, in this order."""
+    wanted = [
+        Placement(parallel, tensor, parallel.pipeline - 1, data).rank
+        for data, tensor in product(range(parallel.data), range(parallel.tensor))
+    ]
+    assert list(drafting(parallel)) == wanted
+    last = [place(parallel, rank) for rank in drafting(parallel)]
+    # A draft's experts are dealt by the same numbers.
+    assert [placement.expert_share for placement in last] == [
+        (len(last), number) for number in range(len(last))
+    ]
+
+
+@given(PARALLEL, st.data())
+def test_nodes_have_the_drafts_of_their_own_ranks_and_all_of_them_together(parallel, data):
+    cuts = data.draw(st.sets(st.integers(1, parallel.world)))
+    bounds = [0, *sorted(cuts | {parallel.world})]
+    found, daemons = [], 0
+    for start, stop in pairwise(bounds):
+        here = drafting(parallel, range(start, stop))
+        devices = [device_id(f"CPU-{number}") for number in range(stop - start)]
+        held = instances(devices, parallel, drafts=True, first=start)
+        beside = [str(one.device) for one in held[len(devices) :]]
+        assert beside == [f"CPU-{rank - start}" for rank in here]
+        found += here
+        daemons += len(held)
+    assert found == [*drafting(parallel)]
+    assert daemons == parallel.world + len(found)
 
 
 @given(PARALLEL, st.data())
