@@ -57,5 +57,7 @@ put 644 etc/preloadd/groups.d/*.toml.example /etc/preloadd/groups.d/
 put 644 etc/default/preloadd /etc/default/
 put 644 "$wheels/sbom.json" /usr/share/doc/preloadd/preloadd.cdx.json
 # As they lie in the sources, and not compressed: they link to one another.
-find README.md CHANGELOG.md CONTRIBUTING.md docs packaging/container -type f |
-  while read -r file; do put 644 "$file" "/usr/share/doc/preloadd/$file"; done
+pages=$(find README.md CHANGELOG.md CONTRIBUTING.md docs packaging/container -type f)
+while read -r file; do put 644 "$file" "/usr/share/doc/preloadd/$file"; done <<EOF
+$pages
+EOF

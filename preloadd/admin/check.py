@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from preloadd.admin import devices, stores
-from preloadd.admin.seeding import seed_faults, seed_notes
+from preloadd.admin.seeding import seeding, seeding_here
 from preloadd.admin.service import Service, service
 from preloadd.admin.world import World
 from preloadd.config.drafts import CONFIG
@@ -76,15 +76,15 @@ def check(found: Survey, world: World) -> Report:
         notes.append(
             f"what {host.daemon_user} can read and run was tried as another user: run this as root"
         )
-    models = []
+    models, here = [], seeding_here(host, trial, world.root)
     for file in found.groups:
         if file.group is not None:
             model, wrong = _look_at(file.group, str(file.path), trial, world)
             models += [model] if model else []
             notes += _without_draft(file.group, str(file.path))
-            notes += seed_notes(file.group, str(file.path), host, trial, world.root)
-            wrong += seed_faults(file.group, str(file.path), host, trial, world.root)
-            faults += map(file.document.at_home, wrong)
+            unseeded, more = seeding(file.group, str(file.path), here)
+            notes += more
+            faults += map(file.document.at_home, [*wrong, *unseeded])
             faults += _socket_faults(host, file.group, origin)
     return Report(tuple(faults), tuple(notes), tuple(models))
 

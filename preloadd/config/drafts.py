@@ -107,7 +107,8 @@ def gather(arguments: Iterable[Argument], said: Mapping[str, str]) -> Gathered:
         values.setdefault(key, value)
     found = Speculation(values)
     if not wrong:
-        wrong += _unfit(found, [*whole, *parts][0].written)
+        by_key = {_keys(each)[0]: each.written for each in parts}
+        wrong += _unfit(found, by_key, (whole or parts)[-1].written)
     return Gathered(others, found, wrong)
 
 
@@ -126,17 +127,23 @@ def _read_whole(argument: Argument, values: dict[str, object]) -> Wrong | None:
 
 
 def _read_part(argument: Argument, values: dict[str, object], *, alone: bool) -> Wrong | None:
-    name, _, path = argument.name.partition(".")
+    path = argument.name.partition(".")[2]
     if not alone and path:
         return Wrong(argument.written, f"stands beside the whole {_ONCE}")
-    keys = path.split(".") if path else [PIECES[name]]
-    keys[0] = keys[0].replace("-", "_")
+    keys = _keys(argument)
     if len(argument.values) != 1 or path.endswith("+"):
         return Wrong(argument.written, f"must have one value {_ONCE}")
     (text,) = argument.values
     # Method and model are text to vLLM whatever they look like; in a table, as JSON has it.
     value = text if not path and keys[0] != _NUMBER else _value(text)
     return _put(values, keys, value, argument.written)
+
+
+def _keys(part: Argument) -> list[str]:
+    """Where in the configuration the value of a part belongs."""
+    name, _, path = part.name.partition(".")
+    first, *inner = path.split(".") if path else [PIECES[name]]
+    return [first.replace("-", "_"), *inner]
 
 
 def _put(
@@ -162,11 +169,20 @@ def _value(text: str) -> object:
         return text
 
 
-def _unfit(found: Speculation, written: str) -> Iterator[Wrong]:
-    """Of the whole, what would have vLLM, or a rank, fail later."""
+def _unfit(found: Speculation, by_key: Mapping[str, str], written: str) -> Iterator[Wrong]:
+    """Of the whole, what would have vLLM, or a rank, fail later.
+
+    `by_key` is the argument that says a key, `written` the one that is meant by all others.
+    """
     odd = [key for key in _TEXTS if not isinstance(found.values.get(key, ""), str)]
     for key in odd:
-        yield Wrong(written, f"has a {key} that is no text (write it in quotes)")
+        text = f"has a {key} that is no text (write it in quotes)"
+        yield Wrong(by_key.get(key, written), text)
+    number = found.values.get(_NUMBER, 1)
+    if type(number) is not int or number < 1:  # true is an int as well
+        text = f"has {_NUMBER} that are no whole number from 1 on (write one, without quotes)"
+        yield Wrong(by_key.get(_NUMBER, written), text)
+    written = by_key.get("method", written)
     if odd or not found.held or found.model:
         return
     if found.method != _MTP:

@@ -52,14 +52,18 @@ from preloadd.errors import ConfigError
 
 _Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
 _PlainText = Annotated[str, StringConstraints(strip_whitespace=True)]
+_EMPTY = "must not be empty: write what is meant"
+_LEFT_OUT = f"{_EMPTY}, or leave the option out"
 _USUAL = Deadlines()
 _SEED = Seed()
 
 
 def _absolute(value: object) -> object:
     """Paths as a child in any folder would find them; '~' stands for the home folder."""
-    if not isinstance(value, str) or not value:
+    if not isinstance(value, str):
         return value
+    if not value:
+        raise ValueError(_LEFT_OUT)  # not what `Path` has it for, which is this folder
     try:
         return Path(value).expanduser().absolute()
     except (OSError, RuntimeError) as error:
@@ -372,7 +376,7 @@ def _model_settings(
 
 
 _PLAINER = {
-    "string_too_short": "must not be empty: write what is meant, or leave the option out",
+    "string_too_short": _LEFT_OUT,
     "string_unicode": "has bytes that are not UTF-8: write it anew, or rename what it names",
 }
 
@@ -387,6 +391,8 @@ def _told(fault: ErrorDetails) -> str:
         return f"{name}: no such option"
     if fault["type"] == "missing":
         return f"{name}: must be given"
+    if text == _LEFT_OUT and RunOptions.model_fields[str(fault["loc"][0])].is_required():
+        text = _EMPTY
     # What was said several times is in the text already.
     given = "" if isinstance(fault["input"], tuple) else f" (given: {fault['input']!r})"
     return f"{name}: {text}{given}"

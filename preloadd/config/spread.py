@@ -14,6 +14,7 @@ from pydantic import BaseModel, BeforeValidator, Field
 from preloadd.config.strict import MAX_RANKS, MAX_WORLD, Size
 from preloadd.domain.ids import DeviceId, Instance, Role
 from preloadd.domain.launch import Launch, Misfit, world_told
+from preloadd.domain.lines import one_line
 from preloadd.domain.nodes import Node, launch_faults, plan_node
 from preloadd.domain.placement import ExpertPlacement, Parallel, drafting
 from preloadd.domain.settings import Rendezvous
@@ -27,7 +28,8 @@ def once(value: object) -> object:
         return value
     said = {str(each): each for each in value}
     if len(said) > 1:
-        raise ValueError(f"is given with different values, {' and '.join(said)}: keep one")
+        told = " and ".join(map(one_line, said))
+        raise ValueError(f"is given with different values, {told}: keep one")
     return next(iter(said.values()))
 
 

@@ -56,10 +56,11 @@ def may_fetch(model: str, environ: Mapping[str, str]) -> bool:
 
 def _folder(model: str, found: Answer) -> Path:
     """The folder that a download printed last; LoaderFailed with why there is none."""
-    lines, failed = (
-        found.said.decode(errors="replace").splitlines(),
-        f"{model} could not be fetched",
-    )
+    failed = f"{model} could not be fetched"
+    lines = found.said.decode(errors="replace").splitlines()
+    if not found.started:
+        why = "the download could not be started (why is above): name another Python with --python"
+        raise LoaderFailed(f"{failed}: {why}", found.status)
     if found.status and lines:
         raise LoaderFailed(f"{failed}: {one_line(lines[-1])}", found.status)
     if not found.status and lines and (folder := Path(lines[-1].strip())).is_dir():

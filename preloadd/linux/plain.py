@@ -6,11 +6,10 @@ Below an open folder errors would have a part of the path at most: `named` is th
 
 from __future__ import annotations
 
-import errno
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from preloadd.domain.lines import one_line
@@ -21,6 +20,8 @@ _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _FOLDER = os.O_RDONLY | os.O_NOFOLLOW | os.O_DIRECTORY | os.O_CLOEXEC
 _FRESH = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
+_KINDS = {stat.S_IFREG: "regular file", stat.S_IFDIR: "folder"}
+
 
 def open_file(
     path: str | Path, below: OwnedFd | None = None, *, named: str | Path = "", flags: int = 0
@@ -29,36 +30,14 @@ def open_file(
 
     `below` is the borrowed folder from which a relative path leads. OSError.
     """
-    named = named or path
-    try:
-        with naming(named):
-            fd = OwnedFd(os.open(path, _READ | flags, dir_fd=_number(below)))
-    except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise InsecurePath(
-                f"{one_line(named)} is a symbolic link, which is not followed: put the file itself "
-                "there, or remove it"
-            ) from None
-        raise
-    if not stat.S_ISREG(os.fstat(fd.fileno()).st_mode):
-        fd.close()
-        raise InsecurePath(f"{one_line(named)} is no regular file: remove it")
-    return fd
+    return _open(path, below, named or path, _READ | flags, stat.S_IFREG)
 
 
 def open_folder(
     path: str | Path, below: OwnedFd | None = None, *, named: str | Path = ""
 ) -> OwnedFd:
     """The folder at `path`; as `open_file`."""
-    named = named or path
-    try:
-        with naming(named):
-            return OwnedFd(os.open(path, _FOLDER, dir_fd=_number(below)))
-    except NotADirectoryError:
-        # That is also how the kernel refuses a link here.
-        raise InsecurePath(
-            f"{one_line(named)} is a symbolic link, or no folder: remove it"
-        ) from None
+    return _open(path, below, named or path, _FOLDER, stat.S_IFDIR)
 
 
 def make_file(name: str, below: OwnedFd) -> OwnedFd:
@@ -78,13 +57,38 @@ def write_whole(fd: OwnedFd, content: bytes) -> None:
 
 @contextmanager
 def naming(path: str | Path) -> Iterator[None]:
-    """An OSError from in here names `path`."""
+    """An OSError from in here names `path`, and nothing else."""
     try:
         yield
     except OSError as error:
         error.filename = str(path)
+        del error.filename2
         raise
 
 
-def _number(folder: OwnedFd | None) -> int | None:
-    return None if folder is None else folder.fileno()
+def _open(
+    path: str | Path, below: OwnedFd | None, named: str | Path, flags: int, wanted: int
+) -> OwnedFd:
+    folder = None if below is None else below.fileno()
+    with ExitStack() as undo:
+        try:
+            with naming(named):
+                fd = undo.enter_context(OwnedFd(os.open(path, flags, dir_fd=folder)))
+        except OSError:
+            # Any part of the path may be at fault, but what is at its end is known by a look alone.
+            with suppress(OSError):
+                _require(wanted, os.stat(path, dir_fd=folder, follow_symlinks=False), named)
+            raise
+        _require(wanted, os.fstat(fd.fileno()), named)
+        undo.pop_all()
+    return fd
+
+
+def _require(wanted: int, found: os.stat_result, named: str | Path) -> None:
+    if stat.S_ISLNK(found.st_mode):
+        raise InsecurePath(
+            f"{one_line(named)} is a symbolic link, which is not followed: put what it leads to "
+            "there, or remove it"
+        )
+    if stat.S_IFMT(found.st_mode) != wanted:
+        raise InsecurePath(f"{one_line(named)} is no {_KINDS[wanted]}: remove it")

@@ -10,6 +10,7 @@ import stat
 import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 from preloadd.errors import InsecurePath
@@ -93,7 +94,7 @@ def _lock(folder: OwnedFd, path: Path, within: float) -> OwnedFd:
     """The lock of the borrowed `folder`, which is at `path`; free again once it is closed."""
     until = time.monotonic() + within
     while True:
-        fd = _lock_file(folder)
+        fd = _lock_file(folder, path)
         try:
             fcntl.flock(fd.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
             # Who had it may have removed it: then others have another one by now.
@@ -118,22 +119,18 @@ def _is_there(folder: OwnedFd, fd: OwnedFd) -> bool:
     return False
 
 
-def _lock_file(folder: OwnedFd) -> OwnedFd:
+def _lock_file(folder: OwnedFd, path: Path) -> OwnedFd:
     """The file, to be locked; made for the owner of the folder alone if it is not there."""
     # Written to by nobody, but some network file systems lock only what could be.
-    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    there = partial(open_file, LOCK, folder, named=path / LOCK, flags=os.O_RDWR)
     with suppress(FileNotFoundError):
-        return OwnedFd(os.open(LOCK, flags, dir_fd=folder.fileno()))
-    try:
-        made = os.open(LOCK, flags | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder.fileno())
-    except FileExistsError:
-        return OwnedFd(os.open(LOCK, flags, dir_fd=folder.fileno()))
-    with OwnedFd(made) as fd:
-        os.fchmod(made, 0o600)  # whatever the mask of this process
+        return there()
+    with suppress(FileExistsError), make_file(LOCK, folder) as fd:
         if os.geteuid() == 0:
             whose = os.fstat(folder.fileno())
-            os.fchown(made, whose.st_uid, whose.st_gid)
+            os.fchown(fd.fileno(), whose.st_uid, whose.st_gid)
         return OwnedFd(fd.take())
+    return there()
 
 
 def _write(

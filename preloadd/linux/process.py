@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from fcntl import F_DUPFD_CLOEXEC, fcntl
 from pathlib import Path
 from signal import SIGKILL, pidfd_send_signal
 
@@ -76,8 +77,8 @@ class Child(Owner):
             self.kill_group()
             code = self._process.wait()
             self._status = code if code >= 0 else 128 - code
-            with suppress(BlockingIOError):
-                self._started = not os.read(self._failed.fileno(), 1)
+            with suppress(BlockingIOError), self._failed as failed:
+                self._started = not os.read(failed.fileno(), 1)
         return self._status
 
     def wait(self, timeout: float | None = None) -> int:
@@ -119,7 +120,6 @@ class Child(Owner):
         """Kill the process and its group unless it was reaped, and reap it."""
         self.signal(SIGKILL)
         self.wait()
-        self._failed.close()
         self._pidfd.close()
 
     def _ended(self, timeout: float | None) -> bool:
@@ -153,7 +153,7 @@ def spawn(
     parent = os.getpid() if parent_death_signal is not None else 0
     passed = [f"{number}:{name}" for name, number in fds]
     with ExitStack() as undo, ExitStack() as lent:
-        reading, writing = map(OwnedFd, os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK))
+        reading, writing = _pipe()
         undo.enter_context(reading)
         lent.enter_context(writing)
         process = subprocess.Popen(  # noqa: S603 the caller's own command
@@ -177,3 +177,14 @@ def spawn(
         pidfd = OwnedFd(os.pidfd_open(process.pid))
         undo.pop_all()
     return Child(process, pidfd, reading, leads=new_group)
+
+
+def _pipe() -> tuple[OwnedFd, OwnedFd]:
+    """Its ends, to read and to write. The latter is for a child, and out of the way of standard
+    streams that this process may lack."""
+    reading, low = map(OwnedFd, os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK))
+    with ExitStack() as undo, low:
+        undo.enter_context(reading)
+        writing = OwnedFd(fcntl(low.fileno(), F_DUPFD_CLOEXEC, 3))
+        undo.pop_all()
+    return reading, writing

@@ -43,8 +43,8 @@ def main(arguments: list[str]) -> int:
             die_with(control, parent, death_signal)
         os.execvp(command[0], command)  # noqa: S606 the whole point
     except OSError as error:
-        sys.stderr.write(f"{command[0]} cannot be started: {error.strerror or error}\n")
         os.write(failed, b"!")
+        sys.stderr.write(f"{command[0]} cannot be started: {error.strerror or error}\n")
         return NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
 
 

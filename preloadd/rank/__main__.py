@@ -43,12 +43,15 @@ from preloadd.rank.warmup.bundling import Bundling
 from preloadd.rank.warmup.rehearsal import Rehearsal, hindrance
 from preloadd.rank.warmup.warming import RECORD, Warming
 from preloadd.transport.probe import ask_probe
+from preloadd.transport.threads import settle
 from preloadd.warmup.stores.chain import Stores
 from preloadd.warmup.stores.opening import open_stores
 
 log = logging.getLogger("preloadd.rank")
 
 IDENTIFIER = "preloadd-rank"
+
+_SETTLE_S = 2.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -129,6 +132,7 @@ def _serve(given: Orders, parked: dict[str, list[OwnedFd]], passed: Sequence[str
         except (PreloadError, OSError, BaseExceptionGroup) as error:
             raise _cause(error) from None
         finally:
+            settle(_SETTLE_S)
             warming.close()
             notifier.close()
 

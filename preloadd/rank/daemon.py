@@ -84,6 +84,7 @@ class Daemon:
         self._loader = loader
         self._watchdog_s = watchdog_s
         self._count = count
+        self._asking = Threads("systemd")
         self._gpu = gpu
         self._warming = warming
         self._seeder = seeder
@@ -255,7 +256,11 @@ class Daemon:
     async def _require_kept(self, told: int) -> None:
         """Complain where people will see it if the manager has not kept all it was told to."""
         told += self._gpu.parked if self._gpu is not None else 0
-        kept = await Threads("systemd").run(self._count)
+        try:
+            kept = await self._asking.run(self._count)
+        except OSError as error:
+            loading.warning("it is not known what systemd keeps: %s", error)
+            return
         if kept is None or kept >= told:
             return
         why = (

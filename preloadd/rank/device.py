@@ -68,6 +68,7 @@ class Gpu(Owner):
         self.parked = 0
         self._device = device
         self._memory = memory
+        self._threads = Threads("the node of the GPU")
         self._ask = ask
         self._nodes = nodes
         self._node: OwnedFd | None = None
@@ -113,7 +114,7 @@ class Gpu(Owner):
                 return
             self._forget(parking)
             # The first to open a GPU waits until the driver has initialised it.
-            self._node = await Threads(str(node)).run(partial(_opened, node))
+            self._node = await self._threads.run(partial(_opened, node))
         except OSError as error:
             why = f"{node}: {error.strerror}" if error.strerror else error
             remedy = "let this process have that device"

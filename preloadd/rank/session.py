@@ -37,7 +37,7 @@ _POLL_S = 0.01
 _FINDERS = 2
 
 _FIND_S = 20.0
-"""Seconds that finding warm-up state may take: engines do not wait for longer."""
+"""Seconds that finding warm-up state may take, waiting for others included: engines wait for 30."""
 
 _TELL_S = 1.0
 """Seconds that a watcher may take to make room for a change of state, or it is hung up on."""
@@ -65,7 +65,7 @@ class Desk:
         self._fellows = fellows
         self._warm = warm
         self._threads = {kind: Threads(f"the disk, for {kind},") for kind in warm}
-        # Of bundles several at once would be much memory, and all of this process's threads.
+        # Of bundles several at once would be much memory.
         self._finders = anyio.CapacityLimiter(_FINDERS)
 
     async def serve(self, session: Session) -> None:
@@ -199,11 +199,13 @@ class Desk:
         found: dict[str, OwnedFd] = {}
         if (find := self._warm.get(asked.kind)) and is_config_hash(asked.config_hash):
             try:
-                async with self._finders:
-                    with anyio.fail_after(_FIND_S):
-                        finding = partial(find, asked.config_hash)
+                finding = partial(find, asked.config_hash)
+                with anyio.fail_after(_FIND_S):
+                    async with self._finders:
                         contents = await self._threads[asked.kind].run(finding)
-                    found = await anyio.to_thread.run_sync(_sealed, contents)
+                found = await anyio.to_thread.run_sync(_sealed, contents)
+            except TimeoutError:
+                log.warning("no %s are handed over: not found within %g s", asked.kind, _FIND_S)
             except (PreloadError, OSError) as error:
                 log.warning("what there is of %s cannot be handed over: %s", asked.kind, error)
         fds = list(found.values())

@@ -14,7 +14,7 @@ async def answer(command: Sequence[str], environ: Mapping[str, str]) -> Answer:
     """How `command` ended and the end of its standard output; its standard error is this process's.
 
     Cancelling kills it and all that it started; nobody waits for one that cannot be killed. OSError
-    if the system refuses another process; a command that is not there ends with 126 or 127.
+    if the system refuses another process; a command that cannot be executed is not `started`.
     """
     with Asked(command, without_manager(environ)) as asked:
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
@@ -66,10 +67,23 @@ class Threads:
 
     def _start(self, call: Callable[[], None]) -> threading.Thread:
         doing = f"asking {self._what}"
-        thread = threading.Thread(target=call, name=doing, daemon=True)
+        thread = _Call(target=call, name=doing, daemon=True)
         try:
             with starting(doing):
                 thread.start()
         except PreloadError as error:
             raise OSError(str(error)) from error  # as of all else that cannot be had of it
         return thread
+
+
+def settle(within: float) -> None:
+    """Let calls that are still made come to their end, for so many seconds in all: what one writes
+    is then there or not, and never half. To be called where no event loop runs any more."""
+    until = time.monotonic() + within
+    for thread in threading.enumerate():
+        if isinstance(thread, _Call):
+            thread.join(max(0.0, until - time.monotonic()))
+
+
+class _Call(threading.Thread):
+    """One call."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import stat
 import subprocess
 import zipfile
@@ -64,6 +65,20 @@ def test_a_wheel_that_is_not_the_pinned_one_is_refused(
         (other / file.name).write_bytes(data + b"x" if file.name.endswith(".gz") else data)
     with pytest.raises(AssertionError, match=r"sdnotify==0\.3\.2"):
         builds.build(copied, tmp_path / "out", other)
+
+
+def test_a_page_that_is_missing_ends_the_installation(copied: Path, tmp_path: Path) -> None:
+    sources = shutil.copytree(copied, tmp_path / "sources")
+    for name in ("preloadd-1", "sdnotify-1"):
+        (sources / "wheels").mkdir(exist_ok=True)
+        with zipfile.ZipFile(sources / f"wheels/{name}.whl", "w") as wheel:
+            wheel.writestr(f"{name}.dist-info/METADATA", "")
+    (sources / "wheels/sbom.json").touch()
+    told([sources / "packaging/install.sh", tmp_path / "whole"])
+    assert (tmp_path / f"whole{expected.DOC}/packaging/container").is_dir()
+    (sources / "CONTRIBUTING.md").unlink()
+    with pytest.raises(AssertionError, match=r"CONTRIBUTING\.md"):
+        told([sources / "packaging/install.sh", tmp_path / "part"])
 
 
 def in_wheel(built: Build) -> set[str]:

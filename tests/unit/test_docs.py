@@ -49,6 +49,21 @@ def test_links_lead_somewhere() -> None:
     assert not [f"{page.relative_to(ROOT)}: {link}" for page in PAGES for link in dead_links(page)]
 
 
+def test_modules_that_are_named_are_there() -> None:
+    named = [
+        (page.name, found)
+        for page in PAGES
+        for found in re.findall(r"`(\w[\w/]*/[\w/]+\.py)`", page.read_text())
+    ]
+    assert len(named) > 10
+    lost = [
+        (page, path)
+        for page, path in named
+        if not any((ROOT / below / path).exists() for below in ("", "preloadd"))
+    ]
+    assert not lost
+
+
 def test_every_row_of_a_table_is_below_a_head() -> None:
     """What has come loose from its table is shown as a line full of bars."""
     assert not [f"{page.relative_to(ROOT)}: {row}" for page in PAGES for row in loose_rows(page)]

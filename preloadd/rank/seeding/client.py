@@ -30,6 +30,7 @@ _PAUSE_S = 0.1
 _MAX_PAUSE_S = 2.0
 _MAX_WHY = 500
 _PART = 8
+_JUDGING = Threads("what judges answers")
 
 _REFUSALS = {
     m.UNAUTHORIZED: "it does not accept this rank's token: give both the same, and see whether "
@@ -76,7 +77,7 @@ async def fetch(
                 seeded = Seeded(Outcome.INCOMPATIBLE, f"this is no source: {error}")
             else:
                 last = "its answer could not be judged in time"
-                seeded = await Threads("what judges answers").run(partial(_judged, raw, wanted))
+                seeded = await _JUDGING.run(partial(_judged, raw, wanted))
     if seeded is None:
         seeded = Seeded(Outcome.UNREACHABLE, f"{last} (tried for {round(within, 1):g} s)")
     return Seeded(seeded.outcome, _told(source, seeded.why, token), seeded.value)

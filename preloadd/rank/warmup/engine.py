@@ -46,7 +46,7 @@ OnProgress = Callable[[Progress], None]
 
 
 @dataclass(slots=True)
-class Engine:
+class RehearsalEngine:
     """One engine. It has `within` seconds in all; where it says nothing for as long as a loader may
     be silent, or the gate is to be opened, it is ended. `on_progress` is told now and then."""
 

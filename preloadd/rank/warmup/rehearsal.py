@@ -12,7 +12,6 @@ import json
 import logging
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -31,17 +30,19 @@ from preloadd.rank.gate import Gate
 from preloadd.rank.loading import tell_on
 from preloadd.rank.service import Service
 from preloadd.rank.warmup.caches import Caches, Listing
-from preloadd.rank.warmup.engine import Engine, OnProgress, cancel_at_the_end
+from preloadd.rank.warmup.engine import OnProgress, RehearsalEngine, cancel_at_the_end
+from preloadd.rank.warmup.mark import Mark
+from preloadd.transport.threads import Threads
 
 log = logging.getLogger(__name__)
 
 MODULE = "preloadd.loader.vllm.rehearse"
 
-NOT_WARM = "not-warm.txt"
 """Name of the file beside a rank's socket that is there while its weights are not warmed up. In it
 is how that came, for its next life to tell; nothing where it was cut off."""
 
 _LEFT_S = 2.0
+_LIST_S = 10.0
 _MAX_WHY = 500
 _MAX_TOLD = 600
 _POLL_S = 0.01
@@ -66,17 +67,20 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Rehearsed:
-    """How it came out, after how many seconds, why it was no better, and what is new since."""
+    """How it came out, after how many seconds, why it was no better, and what is new since, as far
+    as that is known."""
 
     outcome: Outcome
     seconds: float
     why: str = ""
-    made: Listing = field(default_factory=Listing)
+    made: Listing | None = None
 
     def __str__(self) -> str:
         took = f"in {self.seconds:.1f} s"
         if self.outcome is not Outcome.DONE:
             return f"the warm-up {self.outcome} {took}, and the first engine does it: {self.why}"
+        if self.made is None:
+            return f"warmed up {took}"
         tables, compiled = len(self.made.tables), len(self.made.compiled)
         return f"warmed up {took}: {tables} new tables, {compiled} new folders of compiled code"
 
@@ -142,6 +146,7 @@ class Rehearsal:
     argv: Sequence[str]
     environ: Mapping[str, str]
     caches: Caches
+    threads: Threads = field(default_factory=lambda: Threads("what engines leave"))
 
     @classmethod
     def of(cls, settings: RankSettings, environ: Mapping[str, str]) -> Self:
@@ -171,14 +176,26 @@ class Rehearsal:
         be opened. Cancelling ends the engine first. Nothing is raised for what the engine does.
         """
         started = anyio.current_time()
-        before = await anyio.to_thread.run_sync(self.caches.listing)
-        engine = Engine(settings, within, gate, on_progress)
+        before = await self._listed()
+        engine = RehearsalEngine(settings, within, gate, on_progress)
         why = await engine.run(self.argv, self.environ)
         with anyio.move_on_after(_LEFT_S):
             while gate.leases:  # noqa: ASYNC110 - its connections are closed already
                 await anyio.sleep(_POLL_S)
-        after = await anyio.to_thread.run_sync(self.caches.listing)
-        return _rehearsed(gate, why, started, after.since(before))
+        after = await self._listed()
+        made = None if before is None or after is None else after.since(before)
+        return _rehearsed(gate, why, started, made)
+
+    async def _listed(self) -> Listing | None:
+        """What is in the folders where engines leave something; None if they do not answer."""
+        try:
+            with anyio.fail_after(_LIST_S):
+                return await self.threads.run(self.caches.listing)
+        except TimeoutError:
+            log.warning("what engines have left is not listed within %g s", _LIST_S)
+        except OSError as error:
+            log.warning("what engines have left cannot be listed: %s", error)
+        return None
 
 
 class WarmUp:
@@ -200,13 +217,15 @@ class WarmUp:
         self._fellows = fellows
         self._gate: Gate | None = None
         self._line = ""
-        self._not_warm = Path(settings.socket_dir, settings.instance, NOT_WARM)
+        self._mark = Mark(Path(settings.socket_dir, settings.instance))
 
     def begin(self) -> None:
         """Weights are to be loaded: nobody gets them before they are warm."""
-        if self._rehearsal is not None:
-            self._line, self._gate = "", self._service.close_gate()
-            self._keep("")
+        if self._rehearsal is None:
+            self._mark.clear()
+            return
+        self._line, self._gate = "", self._service.close_gate()
+        self._mark.begin()
 
     def give_up(self) -> None:
         """There are no weights to warm up."""
@@ -215,11 +234,8 @@ class WarmUp:
 
     def adopted(self) -> None:
         """Weights of an earlier life are served at once, as warm as that has left them."""
-        if self._rehearsal is None:
-            return
-        with suppress(OSError):
-            said = self._not_warm.read_text(errors="replace")
-            self._line = one_line(said)[:_MAX_TOLD] or _cut_off(self._settings.group)
+        if self._rehearsal is not None and (left := self._mark.left()) is not None:
+            self._line = left[:_MAX_TOLD] or _cut_off(self._settings.group)
             log.warning("%s", self._line)
 
     async def finish(
@@ -235,7 +251,10 @@ class WarmUp:
         finally:
             self._service.open_gate()
         self._line = "" if done is None else str(done)
-        self._keep(None if done is None or done.outcome is Outcome.DONE else self._line)
+        if done is None or done.outcome is Outcome.DONE:
+            self._mark.clear()
+        else:
+            self._mark.fail(self._line)
         return done
 
     async def _finished(
@@ -263,16 +282,6 @@ class WarmUp:
             within=started + within - anyio.current_time(),
         )
 
-    def _keep(self, line: str | None) -> None:
-        """Have the next life tell why weights that it adopts are not warm; None if they are."""
-        try:
-            if line is None:
-                self._not_warm.unlink(missing_ok=True)
-            else:
-                self._not_warm.write_text(line)
-        except OSError as error:
-            log.warning("%s could not be written: %s", self._not_warm, error.strerror)
-
     def told(self) -> tuple[str, ...]:
         """A line for people: how it went, or why there is none where engines of vLLM come."""
         if self._line:
@@ -285,7 +294,7 @@ class WarmUp:
 def _cut_off(group: str) -> str:
     return (
         "the warm-up of these weights was cut off as their daemon ended, and the first engine does "
-        "it. To have it done before one comes: "
+        "it, unless one has since. To have it done before one comes: "
         f"preloadctl release {group}, then preloadctl load {group}"
     )
 
@@ -352,4 +361,4 @@ def _rehearsed(gate: Gate, why: str, started: float, made: Listing | None = None
     if gate.ending.is_set():
         outcome, why = Outcome.ENDED, gate.why
     seconds, why = anyio.current_time() - started, one_line(why)[:_MAX_WHY]
-    return Rehearsed(outcome, seconds, why, made if made is not None else Listing())
+    return Rehearsed(outcome, seconds, why, made)

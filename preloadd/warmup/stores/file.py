@@ -10,8 +10,8 @@ import errno
 import os
 import secrets
 import stat
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from preloadd.domain.lines import one_line
@@ -100,7 +100,7 @@ class _Folder(Owner):
     @classmethod
     def at(cls, root: Path) -> _Folder:
         """The root itself, through links: whoever configured it named it. OSError."""
-        with ExitStack() as undo, _telling(root):
+        with ExitStack() as undo, plain.naming(root):
             fd = undo.enter_context(OwnedFd(os.open(root, _ROOT)))
             found = os.fstat(fd.fileno())
             undo.pop_all()
@@ -112,7 +112,7 @@ class _Folder(Owner):
     def enter(self, name: str) -> _Folder:
         """The folder of that name in this one; FileNotFoundError, InsecurePath, OSError."""
         path = self._path / name
-        with ExitStack() as undo, _telling(path):
+        with ExitStack() as undo:
             fd = undo.enter_context(plain.open_folder(name, self._fd, named=path))
             _believe(path, os.fstat(fd.fileno()), self._root)
             undo.pop_all()
@@ -121,7 +121,7 @@ class _Folder(Owner):
     def made(self, name: str) -> _Folder:
         """The same, made if it is not there."""
         path = self._path / name
-        with suppress(FileExistsError), _telling(path):
+        with suppress(FileExistsError), plain.naming(path):
             os.mkdir(name, 0o700, dir_fd=self._fd.fileno())
             with plain.open_folder(name, self._fd, named=path) as fd:
                 self._share(fd, 0o777)
@@ -130,7 +130,7 @@ class _Folder(Owner):
     def read(self, name: str, limit: int) -> bytes:
         """The content of a file here, which others may take away meanwhile, but never change."""
         path = self._path / name
-        with _telling(path), plain.open_file(name, self._fd, named=path) as fd:
+        with plain.open_file(name, self._fd, named=path) as fd, plain.naming(path):
             found = os.fstat(fd.fileno())
             _believe(path, found, self._root)
             if found.st_size > limit:
@@ -144,7 +144,7 @@ class _Folder(Owner):
     def write(self, name: str, content: bytes) -> None:
         """Have a file of that name, if there is none, with that content."""
         path, here = self._path / name, self._fd.fileno()
-        with ExitStack() as undo, _telling(path):
+        with ExitStack() as undo, plain.naming(path):
             if _is_there(name, here):
                 return
             fresh = f".{name}.{secrets.token_hex(8)}"
@@ -204,16 +204,3 @@ def _believe(path: Path, found: os.stat_result, root: os.stat_result) -> None:
             f"{one_line(path)} is writable for more than this store is (mode "
             f"{stat.S_IMODE(found.st_mode):04o}): remove it"
         )
-
-
-@contextmanager
-def _telling(path: Path) -> Iterator[None]:
-    """An OSError from in here names `path`; what is a link is told as one."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in (errno.ELOOP, errno.ENOTDIR):
-            raise InsecurePath(
-                f"{one_line(path)} is a symbolic link, or not what it should be: remove it"
-            ) from None
-        raise OSError(error.errno, error.strerror, str(path)) from error

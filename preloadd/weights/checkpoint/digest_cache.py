@@ -19,7 +19,9 @@ from pathlib import Path
 import msgspec
 
 from preloadd.domain.files import FileIdentity
+from preloadd.errors import InsecurePath
 from preloadd.linux.fds import OwnedFd
+from preloadd.linux.plain import open_file
 
 MAX_ENTRIES = 4096
 """Files in the folder before the oldest are removed."""
@@ -79,11 +81,11 @@ class DigestCache:
         try:
             if not _is_private(os.lstat(self._folder)):
                 return None
-            with OwnedFd(os.open(self._path(identity), os.O_RDONLY | os.O_NOFOLLOW)) as fd:
+            with open_file(self._path(identity)) as fd:
                 if not _is_private(os.fstat(fd.fileno())):
                     return None
                 entry = _decoder.decode(os.read(fd.fileno(), 4096))
-        except (OSError, msgspec.MsgspecError):
+        except (OSError, InsecurePath, msgspec.MsgspecError):
             return None
         if entry.identity != identity or len(entry.digest) != _DIGEST_NBYTES:
             return None

@@ -1,6 +1,7 @@
 """What `config check` says of seeding, on a host with real files."""
 
 import os
+import runpy
 import shutil
 from pathlib import Path
 
@@ -88,8 +89,8 @@ def test_tokens_of_the_host_are_enough_and_the_lack_of_any_is_told(host, units):
     keep = "keep one of the source's with `preloadctl token keep`"
     give = "or name a file with one in token_file"
     assert lines == [
-        f"a.toml: seed.listen_host: {lacks}: make one with `preloadctl token create`, {give}",
-        f"b.toml: seed.source_host: {lacks}: {keep}, {give}",
+        f"a.toml: seed.listen_host: {lacks} (make one with `preloadctl token create`, {give})",
+        f"b.toml: seed.source_host: {lacks} ({keep}, {give})",
     ]
     change_tokens(state, lambda _: (token("n", SECRET, bytes(16), now=0.0, expires=None),))
     keep_secret(state, SECRET)
@@ -120,6 +121,11 @@ def test_without_units_nobody_knows_what_they_will_have(host):
         ("ImportCredential=preloadd.*", "run/systemd/system/preloadd@CPU-0.service.d"),
         (" SetCredentialEncrypted=\\\npreloadd.seed-token:x", "etc/systemd/system/service.d"),
         ("EnvironmentFile=/x", "etc/systemd/system.control/preloadd@CPU-0.service.d"),
+        ("LoadCredential=preloadd.seed-token:/x", "run/systemd/transient/preloadd@CPU-0.service.d"),
+        ("SetCredential=preloadd.seed-token:x", "run/systemd/generator.late/preloadd@.service.d"),
+        ("Environment=PRELOADD_SEED_TOKEN=x", "run/systemd/generator/preloadd@.service.d"),
+        ("LoadCredential=preloadd.seed-token:/x", "lib/systemd/system/preloadd@.service.d"),
+        ("DefaultEnvironment=PRELOADD_SEED_TOKEN=x", "etc/systemd/system.conf.d"),
         ("\xff", "etc/systemd/system/preloadd@.service.d"),
     ],
 )
@@ -127,6 +133,26 @@ def test_what_units_may_have_been_given_is_only_noted(host, units, text, folder)
     host.group("a", LISTEN)
     drop_in(host, text, folder).write_text(f"[Service]\n{text}\n", encoding="latin-1")
     assert verdict(host) == (True, [LACKS])
+
+
+def test_the_environment_of_all_units_may_have_a_token(host, units):
+    host.group("a", LISTEN)
+    for path in ("etc/systemd/system.conf", "usr/lib/systemd/system.conf"):
+        for text, right in (("#DefaultEnvironment=", False), ("DefaultEnvironment=A=b", True)):
+            (host.root / path).parent.mkdir(parents=True, exist_ok=True)
+            (host.root / path).write_text(f"[Manager]\n{text}\n")
+            assert verdict(host)[0] == right
+        (host.root / path).unlink()
+
+
+def test_what_we_write_for_units_ourselves_gives_no_token(host, units):
+    host.group("a", LISTEN)
+    (host.root / "lib").symlink_to("usr/lib")
+    written = host.root / "run/systemd/generator"
+    generator = runpy.run_path(str(ROOT / "systemd/preloadd-generator"))
+    assert generator["main"]([str(written)], host.config / "groups.d") == 0
+    assert (written / "preloadd@CPU-0.service.d").exists()
+    assert not verdict(host)[0]
 
 
 def test_what_another_user_cannot_see_is_only_noted(host, units):

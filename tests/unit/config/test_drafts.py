@@ -80,12 +80,31 @@ def test_what_is_said_elsewhere_completes_and_never_replaces():
         (['-sc={"method": 3, "model": "/d"}'], "has a method that is no text"),
         (["-sc.model=7", "--spec-method=eagle"], "has a model that is no text"),
         (['-sc={"method": "mtp", "model": "/d", "revision": []}'], "has a revision that is no"),
+        *(
+            (["--spec-method=ngram", f"--spec-tokens={text}"], "no whole number from 1 on")
+            for text in ("two", "-1", "0", "1e5", "2.0", "true", "null", '"2"')
+        ),
+        (['-sc={"method": "mtp", "num_speculative_tokens": true}'], "no whole number from 1 on"),
     ],
 )
 def test_what_cannot_be_is_told_with_the_remedy(words, told):
     (wrong,) = of(*words).wrong
     assert told in wrong.text
     assert wrong.text.endswith(")")
+
+
+@pytest.mark.parametrize(
+    ("words", "written"),
+    [
+        (["--spec-method=eagle", "-sc.revision=1", "--spec-model=x"], "-sc.revision"),
+        (["--spec-method=eagle", "--spec-tokens=x", "--spec-model=x"], "--spec-tokens"),
+        (["--spec-tokens=2", "--spec-method=eagle"], "--spec-method"),
+        (["-sc={}", '-sc={"method": 7}', "--spec-model=x"], "-sc"),
+        (['-sc={"method": "eagle"}', "--spec-tokens=2"], "-sc"),
+    ],
+)
+def test_the_argument_that_says_it_is_told(words, written):
+    assert [wrong.written for wrong in of(*words).wrong] == [written]
 
 
 @pytest.mark.parametrize("method", [*DRAFT_METHODS, "deepseek_mtp"])

@@ -90,6 +90,21 @@ def test_a_path_that_no_file_could_name_is_a_fault_of_its_flag():
         assert told.startswith(f"--{name}: has characters that cannot be printed: give another")
 
 
+@pytest.mark.parametrize(
+    "key",
+    [
+        *("seed_token_file", "seed_tls_cert", "seed_tls_key", "seed_tls_ca"),
+        "weight_cache_socket_dir",
+    ],
+)
+def test_an_empty_path_is_not_this_folder_but_a_fault_of_its_flag(key):
+    (told,) = faults(model="m", **{key: ""})
+    name = key.replace("_", "-")
+    assert told == (
+        f"--{name}: must not be empty: write what is meant, or leave the option out (given: '')"
+    )
+
+
 @pytest.mark.parametrize("key", ["model", "revision", "access_group"])
 def test_what_ranks_could_not_be_told_is_a_fault_of_its_flag(key):
     value = ("\udcff",) if key == "access_group" else "\udcff"
@@ -98,8 +113,9 @@ def test_what_ranks_could_not_be_told_is_a_fault_of_its_flag(key):
 
 
 def test_what_is_given_empty_is_a_fault_of_its_flag():
-    assert faults(model=" ") == [
-        "--model: must not be empty: write what is meant, or leave the option out (given: ' ')"
+    assert faults(model=" ", gpus="") == [
+        "--model: must not be empty: write what is meant (given: ' ')",
+        "--gpus: must not be empty: write what is meant, or leave the option out (given: '')",
     ]
 
 
@@ -331,6 +347,9 @@ def test_what_is_said_twice_counts_if_it_is_the_same():
         ([], {"pipeline_parallel_size": ["4", "2"]}, "different values, 4 and 2: keep one"),
         (["--no-enable-expert-parallel"], {"enable_expert_parallel": True}, "True and False"),
         ([], {"model": ["m", "n"]}, "--model: is given with different values, m and n"),
+        ([], {"model": ["m", "\udcff"]}, r"different values, m and \udcff: keep one"),
+        (["-tp", "\udcff"], {"tensor_parallel_size": ["2"]}, r"values, 2 and \udcff: keep one"),
+        ([], {"master_addr": ["a", "\udcff"]}, r"different values, a and \udcff: keep one"),
         (["-tp", "x"], {}, "--tensor-parallel-size: "),
         (["--model", "x"], {}, "--model: names the model"),
         (["--enable-eplb"], {}, "--enable-eplb: EPLB"),

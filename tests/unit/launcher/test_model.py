@@ -18,7 +18,7 @@ def found(model: str, tmp_path: Path, **environ: str) -> Path | None:
     return find(model, "", environ={"HF_HOME": str(tmp_path / "hf"), **environ})
 
 
-def fetched(code: str, tmp_path: Path) -> tuple[Path, str]:
+def fetched(code: str, tmp_path: Path, python: str = sys.executable) -> tuple[Path, str]:
     stream = io.StringIO()
 
     async def main() -> Path:
@@ -26,7 +26,7 @@ def fetched(code: str, tmp_path: Path) -> tuple[Path, str]:
             "org/tiny",
             "",
             environ={"PATH": os.environ["PATH"], "HF_HOME": str(tmp_path / "hf")},
-            command=[sys.executable, "-c", code],
+            command=[python, "-c", code],
             display=LineDisplay(stream),
         )
 
@@ -71,6 +71,16 @@ def test_why_a_fetch_failed_is_the_last_that_it_said(tmp_path):
         fetched("print('noise'); print('no network: plug it in'); raise SystemExit(66)", tmp_path)
     assert str(caught.value) == "org/tiny could not be fetched: no network: plug it in"
     assert caught.value.exit_status == 66
+
+
+def test_a_download_that_could_not_be_started_said_nothing_of_the_model(tmp_path):
+    with pytest.raises(LoaderFailed) as caught:
+        fetched("", tmp_path, python=str(tmp_path))
+    assert str(caught.value) == (
+        "org/tiny could not be fetched: the download could not be started (why is above): name "
+        "another Python with --python"
+    )
+    assert caught.value.exit_status == 126
 
 
 @pytest.mark.parametrize("answer", ["", "print('/nonexistent')"])

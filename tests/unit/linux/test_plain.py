@@ -1,3 +1,4 @@
+import errno
 import os
 import stat
 
@@ -5,7 +6,7 @@ import pytest
 
 from preloadd.errors import InsecurePath
 from preloadd.linux.fds import OwnedFd
-from preloadd.linux.plain import make_file, open_file, open_folder, write_whole
+from preloadd.linux.plain import make_file, naming, open_file, open_folder, write_whole
 
 
 @pytest.fixture
@@ -33,8 +34,9 @@ def test_no_link_is_followed(here, tmp_path):
 
 def test_what_is_no_file_is_refused_and_not_waited_for(here, tmp_path):
     os.mkfifo(tmp_path / "pipe")
+    os.mknod(tmp_path / "socket", stat.S_IFSOCK | 0o600)
     (tmp_path / "folder").mkdir()
-    for name in ("pipe", "folder"):
+    for name in ("pipe", "socket", "folder"):
         with pytest.raises(InsecurePath, match=f"^whole/{name} is no regular file: remove it"):
             open_file(name, here, named=f"whole/{name}")
 
@@ -43,16 +45,30 @@ def test_what_is_no_folder_is_refused(here, tmp_path):
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").touch()
     open_folder("folder", here).close()
-    with pytest.raises(
-        InsecurePath, match=r"^whole/file is a symbolic link, or no folder: remove it"
-    ):
+    with pytest.raises(InsecurePath, match=r"^whole/file is no folder: remove it"):
         open_folder("file", here, named="whole/file")
+
+
+def test_what_is_wrong_on_the_way_is_not_told_of_the_end(tmp_path):
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "file").touch()
+    for opened in (open_file, open_folder):
+        with pytest.raises(OSError, match=os.strerror(errno.ELOOP)) as caught:
+            opened(tmp_path / "loop/x")
+        assert caught.value.filename == f"{tmp_path}/loop/x"
+        with pytest.raises(NotADirectoryError, match="'/whole/x'"):
+            opened(tmp_path / "file/x", named="/whole/x")
 
 
 def test_errors_name_the_whole_path(here):
     for opened in (open_file, open_folder):
         with pytest.raises(FileNotFoundError, match="'/whole/gone'"):
             opened("gone", here, named="/whole/gone")
+
+
+def test_errors_of_two_names_name_the_one_that_is_meant(here):
+    with pytest.raises(FileNotFoundError, match=r"'/whole/gone'$"), naming("/whole/gone"):
+        os.link("gone", "x", src_dir_fd=here.fileno(), dst_dir_fd=here.fileno())
 
 
 def test_new_files_are_private_and_never_old_ones(here, tmp_path):

@@ -94,9 +94,15 @@ def test_lock_is_waited_for_so_long_and_no_longer(tmp_path):
 
 def test_lock_that_is_a_link_is_refused(tmp_path):
     (tmp_path / LOCK).symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(OSError, match=os.strerror(errno.ELOOP)):
+    with pytest.raises(InsecurePath, match=f"^{tmp_path / LOCK} is a symbolic link"):
         write(tmp_path, b"x")
     assert not (tmp_path / "elsewhere").exists()
+
+
+def test_lock_that_is_no_file_is_refused(tmp_path):
+    os.mkfifo(tmp_path / LOCK)
+    with pytest.raises(InsecurePath, match=f"^{tmp_path / LOCK} is no regular file: remove it"):
+        write(tmp_path, b"x")
 
 
 @pytest.mark.parametrize("content", [[], [LOCK]])

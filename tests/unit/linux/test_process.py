@@ -212,6 +212,23 @@ def test_a_missing_command_was_not_started(capfd: pytest.CaptureFixture[str]) ->
     assert "/no/such/command" in capfd.readouterr().err
 
 
+def test_it_is_told_apart_even_where_nothing_can_be_said() -> None:
+    with Path("/dev/full").open("wb") as full:
+        child = spawn(["/no/such/command"], environ=ENVIRON, stderr=full.fileno())
+    with child:
+        child.wait(10)
+        assert not child.started
+
+
+def test_standard_streams_that_this_process_lacks_are_not_taken_for_others() -> None:
+    code = (
+        "import os, sys; from preloadd.linux.process import spawn; os.close(0); os.close(1); "
+        "os.close(2); child = spawn(['true'], environ={'PATH': os.environ['PATH']}); "
+        "sys.exit(child.wait(10) + 2 * (not child.started))"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
 def test_one_that_ends_with_the_same_status_was() -> None:
     with spawn(["sh", "-c", "exit 127"], environ=ENVIRON) as child:
         assert (child.wait(10), child.started) == (127, True)

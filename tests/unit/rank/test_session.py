@@ -559,7 +559,7 @@ async def test_what_is_not_there_is_told_as_nothing(settings, make, kind, config
         assert (await client.ask(m.Status())).state is State.SERVING
 
 
-async def test_a_disk_that_hangs_keeps_nobody_waiting_for_long(settings, make, monkeypatch):
+async def test_a_disk_that_hangs_keeps_nobody_waiting_for_long(settings, make, monkeypatch, caplog):
     monkeypatch.setattr(session, "_FIND_S", 0.1)
     answers = threading.Event()
 
@@ -576,3 +576,4 @@ async def test_a_disk_that_hangs_keeps_nobody_waiting_for_long(settings, make, m
             told = await client.ask(m.WarmupAsked(kind="tables", config_hash=HASH))
         assert told.sizes == (5, 6)
     answers.set()
+    assert "no bundles are handed over: not found within 0.1 s" in caplog.text

@@ -16,7 +16,7 @@ import pytest
 from anyio import to_thread
 
 from preloadd.linux.fds import OwnedFd
-from preloadd.transport.threads import MOST, Threads
+from preloadd.transport.threads import MOST, Threads, settle
 from tests.threads import threads_left
 
 pytestmark = pytest.mark.anyio
@@ -164,3 +164,24 @@ def test_a_process_ends_with_its_own_status_while_a_call_hangs(hung: Hung) -> No
         check=False,
     )
     assert (ended.returncode, ended.stdout, ended.stderr) == (3, b"went on\n", b"")
+
+
+async def test_what_is_given_up_comes_to_its_end_where_it_can(tmp_path: Path) -> None:
+    written = tmp_path / "written"
+
+    def write() -> None:
+        time.sleep(0.3)
+        written.write_text("all")
+
+    with anyio.move_on_after(0.05):
+        await Threads("the disk").run(write)
+    settle(5)
+    assert written.read_text() == "all"
+
+
+async def test_one_that_hangs_is_waited_for_no_longer_than_is_said(hung: Hung) -> None:
+    with anyio.move_on_after(0.05):
+        await Threads("the disk").run(hung)
+    began = time.monotonic()
+    settle(0.2)
+    assert 0.2 <= time.monotonic() - began < 1

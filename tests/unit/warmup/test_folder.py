@@ -147,11 +147,14 @@ def test_a_folder_that_others_can_write_is_refused(root, table):
         put(root, ONE, table=table)
 
 
-def test_what_is_no_file_does_not_hang(root):
-    (root / HASH).mkdir(parents=True)
-    os.mkfifo(root / HASH / str(ONE))
-    (root / HASH / str(TWO)).mkdir()
-    assert ["no regular file" in one.fault for one in folder.tables(root, HASH)] == [True, True]
+def test_what_is_no_file_does_not_hang_and_hides_nothing(root, table):
+    three, four = TableName(0, 2), TableName(0, 3)
+    put(root, ONE, table=table)
+    os.mkfifo(root / HASH / str(TWO))
+    (root / HASH / str(three)).mkdir()
+    os.mknod(root / HASH / str(four), stat.S_IFSOCK | 0o600)
+    faults = [one.fault for one in folder.tables(root, HASH)]
+    assert faults == ["", *["is no regular file: remove it"] * 3]
 
 
 def test_a_file_without_end_is_not_read_to_it(root):

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import threading
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -18,9 +19,9 @@ from preloadd.rank.fellows import Fellows
 from preloadd.rank.gate import Gate
 from preloadd.rank.parking import Parking
 from preloadd.rank.service import Service
+from preloadd.rank.warmup import rehearsal
 from preloadd.rank.warmup.caches import Caches, Listing
 from preloadd.rank.warmup.rehearsal import (
-    NOT_WARM,
     Outcome,
     Rehearsal,
     Rehearsed,
@@ -28,6 +29,7 @@ from preloadd.rank.warmup.rehearsal import (
     hindrance,
     rehearse,
 )
+from preloadd.transport.threads import settle
 from tests.unit.rank.conftest import open_descriptors
 
 pytestmark = pytest.mark.anyio
@@ -338,10 +340,31 @@ async def test_a_rank_that_does_not_rehearse_says_why_not_whatever_was_before(
     assert "no engine warms up here" in told_by(WarmUp(None, group, service, Fellows({})))[0]
 
 
+async def test_what_a_load_without_a_rehearsal_leaves_is_not_called_cut_off(lives, group, service):
+    lives("").begin()
+    WarmUp(None, group, service, Fellows({})).begin()
+    assert told_by(lives("")) == ()
+
+
+async def test_caches_that_hang_hold_up_no_warm_up(scripted, group, service, monkeypatch):
+    monkeypatch.setattr(rehearsal, "_LIST_S", 0.1)
+    answer = threading.Event()
+    monkeypatch.setattr(Caches, "listing", lambda _: answer.wait(30))
+    warm_up = WarmUp(scripted("say('done')"), group, service, Fellows({}))
+    warm_up.begin()
+    began = time.monotonic()
+    done = await warm_up.finish(no, lambda _: None)
+    assert (done.outcome, done.made) == (Outcome.DONE, None)
+    assert str(done).startswith("warmed up in ")
+    assert time.monotonic() - began < 5
+    answer.set()
+    settle(5)
+
+
 async def test_a_folder_that_cannot_be_written_hinders_nobody(scripted, group, service, caplog):
     warm_up = WarmUp(scripted("say('done')"), group, service, Fellows({}))
     warm_up.begin()
-    assert f"{NOT_WARM} could not be written: No such file" in caplog.text
+    assert "not-warm.txt could not be written: No such file" in caplog.text
     assert (await warm_up.finish(no, lambda _: None)).outcome is Outcome.DONE
 
 

@@ -263,6 +263,13 @@ def test_a_root_that_goes_and_comes(root, store):
     assert store.find(KEY, 9) == b"v"
 
 
+def test_a_root_that_is_no_folder_by_now_is_told(root, store):
+    root.rename(root.with_name("away"))
+    root.touch()
+    with pytest.raises(NotADirectoryError, match=f"'{root}'"):
+        store.find(KEY, 9)
+
+
 def test_what_somebody_removes_is_not_there(root, store):
     store.keep(KEY, b"v")
     (root / KEY).unlink()

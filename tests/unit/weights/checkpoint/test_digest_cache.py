@@ -76,6 +76,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "a link": lambda path: path.symlink_to(path.rename(path.with_suffix(".moved"))),
     "gone": lambda path: path.unlink(),
     "a folder": lambda path: (path.unlink(), path.mkdir()),
+    "a pipe": lambda path: (path.unlink(), os.mkfifo(path, 0o600)),
 }
 
 
