@@ -58,8 +58,7 @@ packaged=$(echo "$version" | sed 's/\([0-9]\)\(a\|b\|rc\|\.dev\)\([0-9]\)/\1~\2\
 top=$work/preloadd-$packaged
 mkdir "$top"
 find CHANGELOG.md CONTRIBUTING.md LICENSE README.md pyproject.toml docs etc packaging preloadd systemd -type f \
-  ! -name '*.pyc' -print0 |
-  xargs -0 cp --parents -t "$top"
+  ! -name '*.pyc' -exec cp --parents -t "$top" {} +
 chmod -R u=rwX,go=rX "$top"
 
 echo "build.sh: wheels of preloadd $version" >&2

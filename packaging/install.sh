@@ -4,7 +4,11 @@
 # Run in the top folder of the sources; $WHEELS (default: wheels) is the folder with the wheels of preloadd and
 # of what is carried along, and sbom.json, which says so (see build.sh).
 set -eu
-dest=$1
+case ${1-} in
+'') echo "usage: install.sh DESTDIR (/ is this host itself)" >&2; exit 2 ;;
+/*) dest=${1%/} ;;
+*) dest=$PWD/$1 ;;
+esac
 wheels=${WHEELS:-wheels}
 cd "$(dirname "$0")/.."
 umask 022
@@ -40,7 +44,7 @@ unpack "$wheels"/sdnotify-*.whl /usr/lib/preloadd/bundled
 
 put 755 packaging/common/preloadd packaging/common/preloadd-python /usr/libexec/preloadd/
 put 755 packaging/common/preloadctl /usr/bin/
-ln -s ../libexec/preloadd/preloadd "$dest/usr/bin/preloadd"
+ln -sfn ../libexec/preloadd/preloadd "$dest/usr/bin/preloadd"
 page packaging/common/preloadctl.1 1
 page packaging/common/preloadd.8 8
 put 644 packaging/common/preloadctl.bash /usr/share/bash-completion/completions/preloadctl
@@ -57,7 +61,9 @@ put 644 etc/preloadd/groups.d/*.toml.example /etc/preloadd/groups.d/
 put 644 etc/default/preloadd /etc/default/
 put 644 "$wheels/sbom.json" /usr/share/doc/preloadd/preloadd.cdx.json
 # As they lie in the sources, and not compressed: they link to one another.
-pages=$(find README.md CHANGELOG.md CONTRIBUTING.md docs packaging/container -type f)
+# Editors and patches may have left something beside them.
+pages=$(find README.md CHANGELOG.md CONTRIBUTING.md docs packaging/container -type f \
+  ! -name '.*' ! -name '*~' ! -name '*.orig' ! -name '*.rej' ! -name '*.bak')
 while read -r file; do put 644 "$file" "/usr/share/doc/preloadd/$file"; done <<EOF
 $pages
 EOF

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from preloadd.admin.commands import parser
 from preloadd.admin.world import World
+from preloadd.domain.lines import one_line
 from preloadd.errors import EXIT_STATUS, ErrorCode, PreloadError
 
 
@@ -35,7 +36,8 @@ def main(arguments: Sequence[str] | None = None, world: World | None = None) -> 
 
 
 def _complain(text: str, status: int) -> int:
-    sys.stderr.write(f"{text}\n")
+    # Paths and what other programs said may be in it.
+    sys.stderr.writelines(f"{one_line(line)}\n" for line in text.splitlines())
     return status
 
 

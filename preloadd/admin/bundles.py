@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from preloadd.admin import given
 from preloadd.admin.cache_report import moment
 from preloadd.admin.world import World
 from preloadd.domain.amounts import size
@@ -36,7 +37,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     added.set_defaults(command=list_bundles)
     added.add_argument(
         "--root",
-        type=Path,
+        type=given.folder,
         metavar="DIR",
         help="vLLM's cache root; default: VLLM_CACHE_ROOT, else where vLLM has it",
     )

@@ -57,7 +57,7 @@ def roots_of(environ: Mapping[str, str], chosen: Path | None, *, new: bool = Fal
 
     ConfigError if the chosen one is not there, unless a `new` one may be made.
     """
-    if chosen is not None and not new and not chosen.is_dir():
+    if chosen is not None and not chosen.is_dir() and not (new and not chosen.exists()):
         raise ConfigError(f"{one_line(chosen)}: there is no such folder: correct --root")
     told = chosen or chosen_root(environ)
     if told is not None:
@@ -108,7 +108,7 @@ def sources(path: Path) -> list[Cache]:
     BadTable for any that is none; NoSuchCache where there is nothing.
     """
     whole = path.absolute()
-    found = caches_in([whole])
+    found = caches_in([whole]) if whole.is_dir() else []
     if is_config_hash(whole.name):
         found = [one for one in caches_in([whole.parent]) if one.config_hash == whole.name]
     if not found:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from preloadd.admin import bundles, cache_report
+from preloadd.admin import bundles, cache_report, given
 from preloadd.admin.cache import (
     Cache,
     caches_in,
@@ -24,7 +24,7 @@ from preloadd.admin.cache import (
 from preloadd.admin.durations import seconds
 from preloadd.admin.world import World
 from preloadd.domain.lines import one_line
-from preloadd.errors import EXIT_STATUS, ConfigError, ErrorCode
+from preloadd.errors import EXIT_STATUS, ConfigError, ErrorCode, InsecurePath
 from preloadd.warmup.merge import Existing
 
 DAMAGED = EXIT_STATUS[ErrorCode.DAMAGED]
@@ -81,11 +81,25 @@ def prune_caches(options: argparse.Namespace, world: World) -> int:
     if not found:
         sys.stdout.write("nothing to do\n")
     elif options.yes:
-        sys.stdout.writelines(f"removed {one_line(path)}\n" for path in prune(found))
+        gone = prune(found)
+        sys.stdout.writelines(f"removed {one_line(path)}\n" for path in gone)
+        _require_gone(found, gone)
     else:
         sys.stdout.write(cache_report.as_list(found))
         sys.stdout.write("nothing was removed: --yes removes these\n")
     return 0
+
+
+def _require_gone(caches: Sequence[Cache], gone: Collection[Path]) -> None:
+    """InsecurePath that names what is still there, and is no file that could be removed."""
+    tables = [one.path for cache in caches for one in cache.tables]
+    left = [path for path in tables if path not in gone and path.is_dir()]
+    if left:
+        raise InsecurePath(
+            "\n".join(
+                f"{one_line(path)} is a folder, and stays: remove it by hand" for path in left
+            )
+        )
 
 
 def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -95,7 +109,7 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
         added.set_defaults(command=command)
         added.add_argument(
             "--root",
-            type=Path,
+            type=given.folder,
             metavar="DIR",
             help="the folder of configurations; default: where vLLM looks in this environment",
         )
@@ -119,11 +133,11 @@ def _verify_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _export_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("hash", metavar="HASH", help="a configuration, or the first letters of it")
-    parser.add_argument("folder", metavar="FOLDER", type=Path, help="made if there is none")
+    parser.add_argument("folder", metavar="FOLDER", type=given.folder, help="made if there is none")
 
 
 def _import_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", metavar="FOLDER", type=Path, help="what `export` wrote")
+    parser.add_argument("folder", metavar="FOLDER", type=given.folder, help="what `export` wrote")
     how = parser.add_mutually_exclusive_group()
     parser.set_defaults(existing=Existing.KEEP)
     for existing, text in (

@@ -13,6 +13,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from preloadd.admin import devices, stores
+from preloadd.admin.readable import closed
 from preloadd.admin.seeding import seeding, seeding_here
 from preloadd.admin.service import Service, service
 from preloadd.admin.world import World
@@ -23,10 +24,11 @@ from preloadd.config.group import Group
 from preloadd.config.host import ENVIRONMENT, HostSettings, Survey, variable
 from preloadd.config.strict import fields_of
 from preloadd.config.tokens import VARIABLE
+from preloadd.domain.lines import one_line
 from preloadd.errors import ConfigError, PreloadError, ServiceManagerError
 from preloadd.linux import peers, seqpacket
 from preloadd.linux.systemctl import Systemctl
-from preloadd.weights.checkpoint import identities_of, locate
+from preloadd.weights.checkpoint import locate, open_checkpoint
 from preloadd.weights.native import require_divisible
 
 TEMPLATE = "preloadd@CPU-0.service"
@@ -174,23 +176,15 @@ def _look_at(
 ) -> tuple[Model | None, list[Fault]]:
     """The group's model, and what of the group does not work here."""
     faults = [Fault(file, "access", f"{error}") for error in _access_faults(group)]
-    python, key = group.python or world.python(), "python"
-    if shutil.which(python) is None:
-        faults.append(
-            Fault(file, key, f"{python}: no executable file (install it, or name another)")
-        )
-        return None, faults
-    if why := trial.cannot_load(python):
-        faults.append(Fault(file, key, _unable(python, why)))
-    elif group.builder == "vllm" and (why := trial.fails([python, "-P", "-c", _FIND_VLLM])):
-        text = f"{python}: {why} (name the interpreter of the engine's environment)"
-        faults.append(Fault(file, key, text))
+    python = group.python or world.python()
+    if why := _useless(python, group, trial):
+        faults.append(Fault(file, "python", why))
     else:
         faults += devices.faults(group, file, trial, python)
         faults += stores.faults(group, file, trial, world.python(), python)
     folders, nbytes = [], 0
     for where, name, revision in _checkpoints(group):
-        found = _checkpoint(name, revision, trial, python)
+        found = _checkpoint(name, revision, trial)
         if isinstance(found, str):
             faults.append(Fault(file, where, found))
         else:
@@ -204,10 +198,18 @@ def _look_at(
     return Model(group.name, str(folders[0]), nbytes, instances), faults
 
 
-def _unable(python: str, why: str) -> str:
-    """Why a Python cannot run loaders; one that can at least start ours says itself what to do."""
-    ours = why.partition("preloadd-loader: ")[2]
-    return ours or f"{python} cannot run a loader: {why} (install what is missing there)"
+def _useless(python: str, group: Group, trial: Service) -> str:
+    """Why the group's loaders cannot run with `python`; empty if they can."""
+    if shutil.which(python) is None:
+        return f"{python}: no executable file (install it, or name another)"
+    if why := trial.cannot_load(python):
+        # One that can at least start ours says itself what to do.
+        ours = why.partition("preloadd-loader: ")[2]
+        remedy = "install what is missing there, or name another"
+        return ours or f"{python} cannot run a loader: {why} ({remedy})"
+    if group.builder == "vllm" and (why := trial.fails([python, "-P", "-c", _FIND_VLLM])):
+        return f"{python}: {why} (name the interpreter of the engine's environment)"
+    return ""
 
 
 def _checkpoints(group: Group) -> Iterator[tuple[str, str, str]]:
@@ -218,16 +220,18 @@ def _checkpoints(group: Group) -> Iterator[tuple[str, str, str]]:
         yield where, group.drafted.model, group.drafted.revision
 
 
-def _checkpoint(name: str, revision: str, trial: Service, python: str) -> tuple[Path, int] | str:
-    """Where the model lies and how many bytes its weights' files have, or why it is no use."""
+def _checkpoint(name: str, revision: str, trial: Service) -> tuple[Path, int] | str:
+    """Where the model lies and how many bytes its weights' files have, or why it is no use: all is
+    opened that ranks open before they read weights."""
     try:
         folder = locate(name, revision, environ=trial.environ)
-        if why := trial.cannot_read(folder, python):
-            who = "this user" if trial.stands_in else trial.user
-            return f"{who} cannot read it: {why} (open it: chmod, chown or setfacl)"
-        return folder, sum(file.size for file in identities_of(folder))
+        with trial.acting():
+            if why := closed(folder):
+                who = "this user" if trial.stands_in else trial.user
+                return f"{who} cannot read it: {one_line(why)} (open it: chmod, chown or setfacl)"
+            return folder, sum(file.size for file in open_checkpoint(folder).identities())
     except PreloadError as error:
-        return str(error)
+        return one_line(error)
 
 
 def _indivisible(folder: Path, group: Group) -> str:

@@ -13,13 +13,14 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from preloadd.admin import cache_commands
+from preloadd.admin import cache_commands, given
 from preloadd.admin.doctor import diagnose
 from preloadd.admin.durations import seconds
 from preloadd.admin.environment import Answer, Environment, interpreter, look, parts, require_own
 from preloadd.admin.findings import Severity, as_json, as_table, has_fault
 from preloadd.admin.service import Service
 from preloadd.admin.world import World
+from preloadd.domain.lines import one_line
 from preloadd.errors import EXIT_STATUS, ErrorCode
 
 FAULTY = EXIT_STATUS[ErrorCode.CONFIG]
@@ -116,10 +117,13 @@ def enable_plugin(options: argparse.Namespace, world: World) -> int:
     _tell(change.lines, options, done="written")
     if options.dry_run:
         return 0
-    sys.stdout.write(f"{change.said}\n")
+    sys.stdout.write(f"{one_line(change.said)}\n")
     for finding in judge(look(found.python, answer)):
         if finding.severity is Severity.FAULT:
-            sys.stderr.write(f"engines cannot attach yet: {finding.text}\n  -> {finding.remedy}\n")
+            sys.stderr.write(
+                f"engines cannot attach yet: {one_line(finding.text)}\n"
+                f"  -> {one_line(finding.remedy)}\n"
+            )
     if os.geteuid() == 0 and (closed := plugin.closed_above(plugin.PACKAGE)):
         sys.stderr.write(
             f"note: {closed} is closed to other users: engines of those will not find it\n"
@@ -135,7 +139,7 @@ def disable_plugin(options: argparse.Namespace, world: World) -> int:
     change = plugin.disable(found, dry_run=options.dry_run)
     _tell(change.lines, options, done="removed")
     if not options.dry_run:
-        sys.stdout.write(f"{change.said}\n")
+        sys.stdout.write(f"{one_line(change.said)}\n")
     return 0
 
 
@@ -254,7 +258,9 @@ def _add_tokens(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     _json(shown)
     kept = _add(commands, "keep", keep_token, "keep a secret of another host, from standard input")
     for one in (*made, revoke, shown, kept):
-        one.add_argument("--state-dir", type=Path, metavar="DIR", help="default: as configured")
+        one.add_argument(
+            "--state-dir", type=given.folder, metavar="DIR", help="default: as configured"
+        )
 
 
 def _add(
@@ -298,7 +304,8 @@ def _environment(options: argparse.Namespace, world: World) -> tuple[Environment
 
 def _tell(lines: Sequence[str], options: argparse.Namespace, *, done: str) -> None:
     for line in lines:
-        sys.stdout.write(f"{line}\n" if options.dry_run else f"{done} {line}\n")
+        told = one_line(line)
+        sys.stdout.write(f"{told}\n" if options.dry_run else f"{done} {told}\n")
     if not lines:
         sys.stdout.write("nothing to do\n")
     elif options.dry_run:

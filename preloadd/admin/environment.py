@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from preloadd.admin import inside
+from preloadd.domain.lines import one_line
 from preloadd.errors import ConfigError, InsecurePath
 
 Answer = Callable[[Sequence[str]], tuple[str, bytes]]
@@ -20,6 +21,9 @@ Answer = Callable[[Sequence[str]], tuple[str, bytes]]
 PLACE = "preloadd-plugin"
 """The folder beside an engine's packages in which there is a link to preloadd, and nothing else
 that is installed with it. See `admin.plugin`."""
+
+NO_PYTHON = "it does not answer as a Python does"
+"""What to say of a program that is no interpreter, however well it ends."""
 
 _BRIEF = 300
 
@@ -112,13 +116,13 @@ def look(python: str, answer: Answer) -> Environment:
         own = told["distribution"] or {"folder": "", "version": ""}
         return Environment(
             python,
-            tuple(told["release"]),
+            tuple(map(int, told["release"])),
             Path(told["site"]),
-            told["versions"],
+            {name: one_line(told["versions"][name]) for name in inside.ASKED},
             own["folder"],
-            own["version"],
+            one_line(own["version"]),
             told["package"],
-            told["version"],
+            one_line(told["version"]),
             tuple(told["entry_points"]),
         )
     except (ValueError, KeyError, TypeError):
@@ -130,7 +134,7 @@ def look(python: str, answer: Answer) -> Environment:
 
 def _brief(why: str) -> str:
     # What is no Python may well complain of a script, all of which it repeats.
-    return why if 0 < len(why) < _BRIEF else "it does not answer as a Python does"
+    return why if 0 < len(why) < _BRIEF else NO_PYTHON
 
 
 def _same(one: Path, other: Path) -> bool:

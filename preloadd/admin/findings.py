@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 
+from preloadd.domain.lines import one_line
+
 
 class Severity(StrEnum):
     """`FAULT` keeps something from working; `WARNING` will, or already costs something."""
@@ -57,12 +59,12 @@ def as_table(findings: Sequence[Finding]) -> str:
     width = max((len(finding.subject) for finding in findings), default=0)
     lines = []
     for finding in findings:
-        first, *more = finding.text.splitlines() or [""]
+        first, *more = map(one_line, finding.text.splitlines() or [""])
         lines.append(f"{finding.severity:<7}  {finding.subject:<{width}}  {first}")
         indent = " " * (width + 11)
         lines += [f"{indent}{line}" for line in more]
         if finding.remedy:
-            lines.append(f"{indent}-> {finding.remedy}")
+            lines.append(f"{indent}-> {one_line(finding.remedy)}")
     counts = [(kind, sum(f.severity is kind for f in findings)) for kind in reversed(Severity)]
     told = ", ".join(f"{count} {kind}" for kind, count in counts if count)
     return "\n".join([*lines, "", told or "nothing was looked at", ""])

@@ -1,13 +1,12 @@
-"""Run as a script: can this user read every file of a model's folder? Standard library only.
+"""Whether this user can read every file of a model's folder.
 
-Exits with 1 and says which part of the path is closed, since permissions of a folder far up are
-what people do not think of.
+It says which part of the path is closed, since permissions of a folder far up are what people do
+not think of.
 """
 
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
 
@@ -35,14 +34,3 @@ def _closed_file(path: Path) -> str:
     except OSError as error:
         return f"{path}: {error.strerror}"
     return ""
-
-
-def main() -> int:
-    """Look at the folder that the command line names."""
-    if why := closed(Path(sys.argv[1])):
-        sys.stderr.write(f"{why}\n")
-    return 1 if why else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

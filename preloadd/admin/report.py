@@ -6,12 +6,14 @@ import json
 from dataclasses import asdict
 
 from preloadd.admin.check import Report
+from preloadd.domain.lines import one_line
 
 
 def complaints(report: Report) -> str:
     """Everything that is wrong, one fault a line, then what could not be seen as it should be."""
-    lines = [*map(str, report.faults), *(f"note: {text}" for text in report.notes)]
-    return "".join(f"{line}\n" for line in lines)
+    told = [*map(str, report.faults), *(f"note: {text}" for text in report.notes)]
+    # A fault may have several lines, and other programs have said part of some.
+    return "".join(f"{one_line(line)}\n" for text in told for line in text.splitlines())
 
 
 def summary(report: Report) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import pwd
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,13 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import preloadd
-from preloadd.admin import readable
+from preloadd.admin.environment import NO_PYTHON
 from preloadd.config.files import Fault, unreadable
 from preloadd.linux.asking import ask
 from preloadd.linux.process import Identity
 
 TIMEOUT_S = 60.0
 PACKAGE_ROOT = Path(preloadd.__file__).parents[1]
+
+_LOAD = "import preloadd.loader.__main__; print('loads')"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +34,6 @@ class Service:
     identity: Identity | None
     stands_in: bool
 
-    def cannot_read(self, folder: Path, python: str) -> str:
-        """Why a daemon could not read the model in `folder`; empty if it could."""
-        # Its source, not its path: that user need not be able to read where this is installed.
-        return self.fails([python, "-P", "-c", inspect.getsource(readable), str(folder)])
-
     def closed_files(self, folder: Path) -> list[Fault]:
         """What a daemon could not read of the configuration below `folder`."""
         with self.acting():
@@ -45,7 +41,9 @@ class Service:
 
     def cannot_load(self, python: str) -> str:
         """Why `python` could not run a loader; empty if it could."""
-        return self.fails([python, "-P", "-c", "import preloadd.loader.__main__"])
+        why, said = self.answer([python, "-P", "-c", _LOAD])
+        # Whatever is no Python may well end with 0.
+        return why or ("" if said.split()[-1:] == [b"loads"] else NO_PYTHON)
 
     def fails(self, command: Sequence[str]) -> str:
         """What a command says last when it fails; empty if it does not."""

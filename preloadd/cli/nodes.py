@@ -80,7 +80,8 @@ class Nodes:
         # Here, because the library's client takes 20 ms that no other command need wait for.
         from preloadd.transport import web
 
-        path = f"{PATH}?{urlencode({'group': group})}"
+        # A name from the command line may be any bytes.
+        path = f"{PATH}?{urlencode({'group': group}, errors='surrogateescape')}"
         body = web.get(self.supervisor, path, timeout=self.timeout, limit=LIMIT)
         try:
             told = msgspec.json.decode(body, type=_Peers)

@@ -13,6 +13,8 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from preloadd.config.files import MAX_DEPTH, TOO_DEEP
+
 SHORT = {
     "O": "optimization-level",
     "ac": "attention-config",
@@ -132,6 +134,8 @@ def _name(written: str) -> str:
     name = f"{first.replace('_', '-')}{dot}{rest}"
     if not _NAME.match(name):
         raise ValueError("cannot be the name of an argument (write it as vLLM's help has it)")
+    if name.count(".") >= MAX_DEPTH:
+        raise ValueError(TOO_DEEP)
     return name
 
 

@@ -7,11 +7,13 @@ systemd, which can import nothing of this package, comes to the same answers.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from preloadd.config.arguments import Argument, Wrong
+from preloadd.config.files import TOO_DEEP, is_deep, shortened
 from preloadd.domain.vllm import DRAFT_METHODS
 
 CONFIG = "speculative-config"
@@ -114,15 +116,15 @@ def gather(arguments: Iterable[Argument], said: Mapping[str, str]) -> Gathered:
 
 def _read_whole(argument: Argument, values: dict[str, object]) -> Wrong | None:
     try:
-        (text,) = argument.values
-        told = json.loads(text)
-    except (ValueError, RecursionError):
-        told = None
-    if not isinstance(told, dict):
-        return Wrong(argument.written, 'is no table or JSON object (write {"method": ...})')
+        told = _value(argument.values[0] if len(argument.values) == 1 else "")
+        if not isinstance(told, dict):
+            return Wrong(argument.written, 'is no table or JSON object (write {"method": ...})')
+        # Underscores as vLLM itself has them; null is what is not said.
+        named = _distinct([(key.replace("-", "_"), value) for key, value in told.items()])
+    except _Odd as error:
+        return Wrong(argument.written, str(error))
     values.clear()
-    # Underscores as vLLM itself has them; null is what is not said.
-    values.update({k.replace("-", "_"): v for k, v in told.items() if v is not None})
+    values.update({key: value for key, value in named.items() if value is not None})
     return None
 
 
@@ -135,7 +137,10 @@ def _read_part(argument: Argument, values: dict[str, object], *, alone: bool) ->
         return Wrong(argument.written, f"must have one value {_ONCE}")
     (text,) = argument.values
     # Method and model are text to vLLM whatever they look like; in a table, as JSON has it.
-    value = text if not path and keys[0] != _NUMBER else _value(text)
+    try:
+        value = text if not path and keys[0] != _NUMBER else _value(text)
+    except _Odd as error:
+        return Wrong(argument.written, str(error))
     return _put(values, keys, value, argument.written)
 
 
@@ -162,11 +167,49 @@ def _put(
     return None
 
 
+class _Odd(ValueError):
+    """What Python would read as JSON, but could not write again, or not as it was meant."""
+
+
 def _value(text: str) -> object:
+    """What `text` says as JSON, or itself if it is none; _Odd."""
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
+        found = json.loads(
+            text,
+            parse_constant=_finite,
+            parse_float=_finite,
+            parse_int=_whole,
+            object_pairs_hook=_distinct,
+        )
+    except json.JSONDecodeError:
         return text
+    except RecursionError:
+        raise _Odd(TOO_DEEP) from None
+    if is_deep(found):
+        raise _Odd(TOO_DEEP)
+    return found
+
+
+def _finite(text: str) -> float:
+    if not math.isfinite(number := float(text)):
+        raise _Odd(f"has a number that is {number} (write one that is finite)")
+    return number
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise _Odd(f"has a number of {len(text):,} digits (write a smaller one)") from None
+
+
+def _distinct(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
+    found: dict[str, object] = {}
+    for key, value in pairs:
+        if key in found:
+            raise _Odd(f"says {shortened(key)} twice (write it once)")
+        found[key] = value
+    return found
 
 
 def _unfit(found: Speculation, by_key: Mapping[str, str], written: str) -> Iterator[Wrong]:

@@ -26,10 +26,12 @@ _DROP_INS = ".toml.d"
 
 MAX_NBYTES = 1 << 20
 MAX_DEPTH = 16
+TOO_DEEP = f"is nested more than {MAX_DEPTH} deep (flatten it)"
 
 Key = tuple[str, ...]
 Table = dict[str, object]
 
+_LONGEST = 200
 _BARE = re.compile(r"[A-Za-z0-9_-]+\Z")
 _PLACE = re.compile(r"\(at line (\d+), column (\d+)\)\Z")
 
@@ -37,16 +39,21 @@ _PLACE = re.compile(r"\(at line (\d+), column (\d+)\)\Z")
 @dataclass(frozen=True, slots=True)
 class Fault:
     """One thing that is wrong. `origin` is a file, or what else a value came from; `key` is dotted,
-    and empty where the whole file is meant; `text` ends with the remedy."""
+    and empty where the whole file is meant; `text` ends with the remedy, and may have several
+    lines."""
 
     origin: str
     key: str
     text: str
 
     def __str__(self) -> str:
-        return (
-            f"{self.origin}: {self.key}: {self.text}" if self.key else f"{self.origin}: {self.text}"
-        )
+        where = f"{self.origin}: {shortened(self.key)}" if self.key else self.origin
+        return "\n".join(f"{where}: {line}" for line in self.text.splitlines() or [""])
+
+
+def shortened(text: str) -> str:
+    """`text` that somebody wrote, no longer than people read it."""
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
 
 class Document(NamedTuple):
@@ -170,12 +177,22 @@ def parse(raw: bytes, origin: str) -> Table | Fault:
     try:
         table = tomllib.loads(text)
     except RecursionError:
-        return Fault(origin, "", f"is nested more than {MAX_DEPTH} deep (flatten it)")
+        return Fault(origin, "", TOO_DEEP)
     except ValueError as error:  # numbers of thousands of digits are no TOMLDecodeError
         return Fault(origin, "", _broken(text, str(error)))
-    if _deep(table):
-        return Fault(origin, "", f"is nested more than {MAX_DEPTH} deep (flatten it)")
+    if is_deep(table):
+        return Fault(origin, "", TOO_DEEP)
     return table
+
+
+def is_deep(value: object) -> bool:
+    """Whether something is nested deeper than any setting. Does not recurse itself."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [inner for each in level for inner in _inner(each)]
+        if not level:
+            return False
+    return True
 
 
 def spelled(key: Sequence[str | int]) -> str:
@@ -334,16 +351,6 @@ def _broken(text: str, why: str) -> str:
         why = why.removesuffix("(at end of document)").strip()
         return f"line {line}, the last: {why} (correct the TOML)"
     return f"{why.splitlines()[0]} (correct the TOML)"
-
-
-def _deep(table: Table) -> bool:
-    """Whether something is nested deeper than any setting. Does not recurse itself."""
-    level: list[object] = [table]
-    for _ in range(MAX_DEPTH):
-        level = [inner for value in level for inner in _inner(value)]
-        if not level:
-            return False
-    return True
 
 
 def _inner(value: object) -> Iterator[object]:

@@ -22,6 +22,7 @@ from preloadd.config.files import Document, Fault, Layers
 from preloadd.config.seeding import PREFIX, Seed, seed_faults, seeding
 from preloadd.config.spread import NOTHING, Spread, spread_faults
 from preloadd.config.strict import (
+    GroupId,
     MaybeChunkBytes,
     MaybePath,
     MaybeText,
@@ -31,6 +32,7 @@ from preloadd.config.strict import (
     Strict,
     Text,
     Texts,
+    UserId,
     listed,
 )
 from preloadd.config.vllm import Division, divide
@@ -115,8 +117,8 @@ class Draft(Strict):
 class Allowed(Strict):
     """`[access]`: who may attach besides root and the daemon's user."""
 
-    groups: Texts = ()
-    users: Texts = ()
+    groups: Annotated[tuple[Annotated[Text, GroupId], ...], BeforeValidator(listed)] = ()
+    users: Annotated[tuple[Annotated[Text, UserId], ...], BeforeValidator(listed)] = ()
 
 
 class Warmup(Strict):

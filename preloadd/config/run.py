@@ -24,9 +24,10 @@ from pydantic_core import ErrorDetails
 
 from preloadd.config.arguments import from_words
 from preloadd.config.drafts import Speculation
+from preloadd.config.files import shortened
 from preloadd.config.seeding import Seed, seed_faults, seeding
 from preloadd.config.spread import Once, Spread, rendezvous, spread_faults
-from preloadd.config.strict import ChunkBytes, LogLevel, MaybeText, Seconds
+from preloadd.config.strict import ChunkBytes, GroupId, LogLevel, MaybeText, Seconds, UserId
 from preloadd.config.vllm import Division, divide
 from preloadd.domain.ids import DeviceId, Instance
 from preloadd.domain.launch import Launch, flag
@@ -54,6 +55,7 @@ _Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
 _PlainText = Annotated[str, StringConstraints(strip_whitespace=True)]
 _EMPTY = "must not be empty: write what is meant"
 _LEFT_OUT = f"{_EMPTY}, or leave the option out"
+_LONGEST_PATH = 4095  # the kernel takes no longer one
 _USUAL = Deadlines()
 _SEED = Seed()
 
@@ -109,7 +111,7 @@ class RunOptions(Spread):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    model: Annotated[_Text, Once]
+    model: Annotated[_Text, Field(max_length=_LONGEST_PATH), Once]
     revision: _PlainText = ""
     builder: Builder = Builder.NATIVE
     memory: Literal["auto", "host", "cuda", "hip"] = "auto"
@@ -118,11 +120,11 @@ class RunOptions(Spread):
     digest: Digest = Digest.SAMPLED
     chunk_bytes: ChunkBytes | None = None
     layout: Layout = Layout.AUTO
-    weight_cache_socket_dir: _MaybePath = None
+    weight_cache_socket_dir: _PrintablePath = None
     weight_cache_health_host: _Text = "127.0.0.1"
     weight_cache_health_port: Annotated[int | None, Field(ge=0, le=65535)] = None
-    access_group: tuple[_Text, ...] = ()
-    access_user: tuple[_Text, ...] = ()
+    access_group: tuple[Annotated[_Text, GroupId], ...] = ()
+    access_user: tuple[Annotated[_Text, UserId], ...] = ()
     rendezvous_timeout: Seconds = _USUAL.rendezvous
     peer_silence_timeout: Seconds = _USUAL.peer_silence
     seed_listen_host: MaybeText = ""
@@ -162,7 +164,8 @@ class RunOptions(Spread):
     def _buildable(self) -> Self:
         native = self.builder is Builder.NATIVE
         if native and self.engine_args:
-            raise ValueError(f"{self.engine_args[0]}: add --builder vllm, whose option this is")
+            word = shortened(self.engine_args[0])
+            raise ValueError(f"{word}: add --builder vllm, whose option this is")
         if not native and self.reader is not Reader.PREAD:
             raise ValueError(
                 f"--reader {self.reader} and --builder vllm: vLLM reads by itself: leave out "
@@ -260,7 +263,10 @@ def parse_run(given: Mapping[str, object], engine: Iterable[str] = ()) -> RunOpt
     ConfigError with one line for every fault.
     """
     division = divide(from_words(engine))
-    faults = [f"{wrong.written or flag('engine_args')}: {wrong.text}" for wrong in division.wrong]
+    faults = [
+        f"{shortened(wrong.written) or flag('engine_args')}: {wrong.text}"
+        for wrong in division.wrong
+    ]
     options, said = None, _with_sizes(given, division)
     try:
         options = RunOptions.model_validate(said)
@@ -394,5 +400,6 @@ def _told(fault: ErrorDetails) -> str:
     if text == _LEFT_OUT and RunOptions.model_fields[str(fault["loc"][0])].is_required():
         text = _EMPTY
     # What was said several times is in the text already.
-    given = "" if isinstance(fault["input"], tuple) else f" (given: {fault['input']!r})"
-    return f"{name}: {text}{given}"
+    if isinstance(fault["input"], tuple):
+        return f"{name}: {text}"
+    return f"{name}: {text} (given: {shortened(repr(fault['input']))})"

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field
 
+from preloadd.config.files import shortened
 from preloadd.config.strict import MAX_RANKS, MAX_WORLD, Size
 from preloadd.domain.ids import DeviceId, Instance, Role
 from preloadd.domain.launch import Launch, Misfit, world_told
@@ -28,7 +29,7 @@ def once(value: object) -> object:
         return value
     said = {str(each): each for each in value}
     if len(said) > 1:
-        told = " and ".join(map(one_line, said))
+        told = " and ".join(shortened(one_line(each)) or "''" for each in said)
         raise ValueError(f"is given with different values, {told}: keep one")
     return next(iter(said.values()))
 

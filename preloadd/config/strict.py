@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -17,6 +18,7 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 
 from preloadd.config.files import Key
+from preloadd.domain.access import LAST_ID, is_no_id
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -84,6 +86,17 @@ def _named(value: str) -> str:
         )
     return value
 
+
+def _known(kind: str, value: str) -> str:
+    if is_no_id(value):
+        text = f"is no number of a {kind}: 0 to {LAST_ID} (write one of these, or a name)"
+        raise ValueError(text)
+    return value
+
+
+GroupId = AfterValidator(partial(_known, "group"))
+UserId = AfterValidator(partial(_known, "user"))
+"""Who may be given by name or by number, as text."""
 
 Text = Annotated[str, AfterValidator(_one_line)]
 MaybeText = Annotated[str, AfterValidator(_maybe_one_line)]

@@ -6,6 +6,7 @@ variable. The first of those is what a mirror shows; a source takes each of them
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Callable, Mapping
@@ -126,6 +127,8 @@ def read_secrets(path: Path, *, must_be_closed: bool = True) -> tuple[str, ...]:
     except (FileNotFoundError, NotADirectoryError):
         raise ConfigError(f"{path}: there is no such file: correct the path") from None
     except OSError as error:
+        if error.errno == errno.ENXIO:  # a socket, or a device that is none
+            raise _irregular(path) from None
         raise ReadFailed(
             f"{path} could not be read: {error.strerror}. It is to hold the tokens of seeding, and "
             "be readable for the daemons' user and nobody else"
@@ -163,13 +166,17 @@ def require_secret(text: str, whose: str) -> str:
 
 def _check(path: Path, found: os.stat_result, *, must_be_closed: bool) -> None:
     if not stat.S_ISREG(found.st_mode):
-        raise ConfigError(f"{path} is no regular file: give one with a token on each line")
+        raise _irregular(path)
     mode = stat.S_IMODE(found.st_mode)
     if must_be_closed and mode & 0o007:
         raise InsecurePath(
             f"{path} is open to all users (mode {mode:04o}): run `chmod o-rwx {path}`, and replace "
             "the tokens in it"
         )
+
+
+def _irregular(path: Path) -> ConfigError:
+    return ConfigError(f"{path} is no regular file: give one with a token on each line")
 
 
 def _secret(raw: bytes, path: Path) -> str:

@@ -26,7 +26,7 @@ flag. They are the fields of `config.spread`."""
 _TEXTS = {"master_addr", "data_parallel_address", "expert_placement_strategy"}
 """Those that are no numbers, whatever they look like."""
 
-_NUMBER = re.compile(r"-?[0-9]{1,18}\Z")
+_NUMBER = re.compile(r"-?[0-9]{1,600}\Z")  # Python reads as many under any limit
 
 _LATER = {"prefill-context-parallel-size": "parallelism of contexts"}
 
@@ -64,6 +64,7 @@ _REFUSED = {
     "revision": "is said elsewhere, beside the model (leave it out: see `revision`)",
     "weight-transfer-config": "would write into weights that all engines share (leave it out)",
 }
+_NUL = "has a NUL character, which no command line can have (leave that out)"
 _FOUL = "has bytes that are not UTF-8 (write it anew, or rename what it names)"
 
 _TOKEN = "seed-token"  # noqa: S105 - the name of an argument
@@ -140,6 +141,8 @@ def _refusal(argument: Argument) -> str:
         return _REFUSED[name]
     if why := _misshapen(argument):
         return why
+    if "\0" in "".join((argument.name, *values)):
+        return _NUL
     if name == _TOKEN:
         return (
             "is a secret, and arguments are told to engines and logs (leave it out: see how ranks "

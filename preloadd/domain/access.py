@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+LAST_ID = (1 << 32) - 2
+"""The highest number of a user or group: the one behind it stands for none."""
+
 
 @dataclass(frozen=True, slots=True)
 class Peer:
@@ -45,6 +48,13 @@ class Policy:
         if not self.uids and not self.gids:
             return 0o600
         return 0o666 if self.group is None else 0o660
+
+
+def is_no_id(text: str) -> bool:
+    """Whether `text` is a number, but not of any user or group."""
+    digits = text.lstrip("0")
+    # Digits are counted first: Python does not read thousands of them.
+    return text.isascii() and text.isdigit() and (len(digits) > 10 or int(text[-10:]) > LAST_ID)
 
 
 def may_attach(policy: Policy, peer: Peer) -> bool:

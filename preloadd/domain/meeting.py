@@ -7,7 +7,7 @@ may load again while engines serve.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from itertools import combinations
@@ -25,6 +25,8 @@ _ENGINE_PORT = 29501
 _ENGINE_RPC_PORT = 29550
 """What engines use unless they are told (source: `ParallelConfig` of vLLM)."""
 
+_MASTER = "master_port"
+_RPC = "data_parallel_rpc_port"
 _TARGET = "weight_cache_master_port"
 _DRAFT = "weight_cache_draft_master_port"
 _REACHABLE = "the first node's address, as all nodes reach it"
@@ -173,17 +175,15 @@ def _seed_ports(launch: Launch) -> tuple[list[_Ports], list[_Ports]]:
 
 def _foreign_ports(launch: Launch) -> Iterator[_Ports]:
     """Ports that something else has. An engine that spans nodes has its own, said or not."""
+    yield from (_Ports(port, 1, told) for told, port in launch.others.items() if port)
     master, rpc = launch.master_port, launch.data_parallel_rpc_port
     if master is None and launch.by_nodes:
         master = _ENGINE_PORT
     if rpc is None and launch.spans and launch.parallel.data > 1:
         rpc = _ENGINE_RPC_PORT
-    used: Mapping[str, int | None] = {
-        "the engine's master-port": master,
-        "the engine's data-parallel-rpc-port": rpc,
-        **launch.others,
-    }
-    yield from (_Ports(port, 1, told) for told, port in used.items() if port)
+    for setting, port in ((_MASTER, master), (_RPC, rpc)):
+        if port is not None:
+            yield _Ports(port, 1, f"the engine's {setting.replace('_', '-')}", setting)
 
 
 def _impossible(own: Iterable[_Ports]) -> Iterator[Misfit]:
@@ -196,9 +196,14 @@ def _impossible(own: Iterable[_Ports]) -> Iterator[Misfit]:
 
 
 def _overlaps(ports: Sequence[_Ports]) -> Iterator[Misfit]:
-    """A line for each of our ranges that shares a port with one before it."""
+    """A line for each range that shares a port with one before it.
+
+    Both of the engine's may be the same: that is its own matter.
+    """
     for earlier, later in combinations(ports, 2):
-        if later.setting and earlier.first <= later.last and later.first <= earlier.last:
+        if not later.setting or {earlier.setting, later.setting} == {_MASTER, _RPC}:
+            continue
+        if earlier.first <= later.last and later.first <= earlier.last:
             yield Misfit(
                 later.setting,
                 f"{later.written} is in use: {earlier.written} is {earlier.told}: give another one",

@@ -30,10 +30,11 @@ class Line:
 def divide(words: Sequence[str], options: Mapping[str, bool]) -> Line:
     """The parts of the command line; `options` are the own ones, and whether each takes a value.
 
-    What is left among `own` though it is none of them is for the parser to complain of.
+    If the builder is another one, what seems to be the engine's is nobody's. What is left among
+    `own` though it is none of them is for the parser to complain of.
     """
     line = _divided(words, options)
-    if _builder(line.own) == Builder.VLLM:
+    if line.engine or _builder(line.own) == Builder.VLLM:
         return line
     first, rest = list(words[:1]), list(words[1:])
     return Line([MODEL, *first, *rest] if first and not is_name(first[0]) else [*first, *rest])
@@ -52,6 +53,8 @@ def _divided(words: Sequence[str], options: Mapping[str, bool]) -> Line:
             line.own.append(word)
             if options[name] and not equals and rest:
                 line.own.append(rest.popleft())
+        elif word[:2] in options and word[2:].isdecimal():  # a short form with its value
+            line.own.append(word)
         elif is_name(word):
             line.engine.append(word)
             while rest and not equals and not is_name(rest[0]):

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from difflib import get_close_matches
 from typing import NamedTuple
 
 import anyio
@@ -15,8 +16,11 @@ import typer
 import typer.core
 import typer.main
 
+from preloadd.config.files import shortened
 from preloadd.config.run import RunOptions, parse_run
 from preloadd.config.tokens import VARIABLE
+from preloadd.domain.lines import one_line
+from preloadd.domain.settings import Builder
 from preloadd.errors import PreloadError
 from preloadd.launcher.arguments import divide
 from preloadd.launcher.checks import allow_many_files
@@ -37,6 +41,7 @@ class _Beside(NamedTuple):
 
     engine: Sequence[str] = ()
     taken: Taken = Taken([], None)
+    options: Collection[str] = ()
 
 
 def main(words: Sequence[str]) -> None:
@@ -55,7 +60,7 @@ def main(words: Sequence[str]) -> None:
         for name in option.opts
     }
     line = divide(taken.words, {**options, **dict.fromkeys(_HELP, False)})
-    command(line.own, prog_name="preloadd run", obj=_Beside(line.engine, taken))
+    command(line.own, prog_name="preloadd run", obj=_Beside(line.engine, taken, options))
 
 
 @app.command(
@@ -74,12 +79,23 @@ def run(context: typer.Context, **_given: object) -> None:
     # The names of parameters are those of the fields of RunOptions.
     given = {name: value for name, value in context.params.items() if value not in (None, ())}
     beside = context.obj or _Beside()
+    if beside.engine and given.get("builder") != Builder.VLLM:
+        context.fail(_unknown(beside.engine[0], beside.options))
     try:
         code = _serve(parse_run(given, beside.engine), beside.taken)
     except PreloadError as error:
         complain(sys.stderr, error)
         code = error.exit_status
     raise typer.Exit(code)
+
+
+def _unknown(word: str, options: Collection[str]) -> str:
+    """What to tell of an option that is none of `options`, where the builder is not vLLM."""
+    name = word.partition("=")[0]
+    near = get_close_matches(name, options, n=1, cutoff=0.8)
+    meant = f"Did you mean {near[0]}? " if near else ""
+    told = shortened(one_line(name))
+    return f"No such option: {told}. {meant}Options of vLLM need --builder vllm."
 
 
 def _serve(options: RunOptions, taken: Taken) -> int:

@@ -13,6 +13,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from signal import SIGKILL
 
+from preloadd.domain.lines import one_line
 from preloadd.linux.fds import OwnedFd
 from preloadd.linux.owner import Owner
 from preloadd.linux.process import Child, Identity, spawn
@@ -37,9 +38,10 @@ class Answer:
 
     @property
     def complaint(self) -> str:
-        """The last line of its standard error that is not empty; '' if there is none."""
+        """The last line of its standard error that is not empty, fit for a terminal; '' if there
+        is none."""
         lines = self.errors.decode(errors="replace").splitlines()
-        return next((line.strip() for line in reversed(lines) if line.strip()), "")
+        return one_line(next((line.strip() for line in reversed(lines) if line.strip()), ""))
 
 
 class Asked(Owner):

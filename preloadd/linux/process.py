@@ -11,7 +11,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from fcntl import F_DUPFD_CLOEXEC, fcntl
 from pathlib import Path
-from signal import SIGKILL, pidfd_send_signal
+from signal import SIGKILL, pidfd_send_signal, valid_signals
 
 from preloadd.linux import trampoline
 from preloadd.linux.fds import OwnedFd
@@ -30,6 +30,14 @@ class Identity:
 
     def __str__(self) -> str:
         return f"{self.user}:{self.group}:{','.join(map(str, self.groups))}"
+
+
+def ending(status: int) -> str:
+    """How something ended that has this `Child.status`, for people: after "it"."""
+    number = status - 128
+    if number in valid_signals():
+        return f"was killed by signal {number}"
+    return f"ended with {status}"
 
 
 class Child(Owner):

@@ -22,7 +22,7 @@ from preloadd.errors import (
 from preloadd.linux import seqpacket
 from preloadd.linux.fds import OwnedFd
 from preloadd.linux.memfd import read_sealed
-from preloadd.linux.process import Child, spawn
+from preloadd.linux.process import Child, ending, spawn
 from preloadd.memory.api import Keeper
 from preloadd.protocol import codec, payload
 from preloadd.protocol.loading import LoadPhase, LoadReceiver
@@ -38,7 +38,7 @@ from preloadd.protocol.messages import (
     Warmable,
 )
 from preloadd.protocol.peering import PEER
-from preloadd.rank.ending import stop
+from preloadd.rank.ending import heard_to_its_end, stop
 from preloadd.rank.generation import Generation
 from preloadd.transport.aio import Link
 
@@ -143,8 +143,9 @@ class Loader:
                 # A loader that ended at once is heard hanging up.
                 with suppress(OSError):
                     await link.send(codec.encode(Order(settings=self.renewed(settings))))
-                await _listen(link, receiver, on_progress, settings.deadlines.silence, agree)
-                given_up = await self._warmed(link, receiver, on_progress, settings)
+                with heard_to_its_end(child, link):
+                    await _listen(link, receiver, on_progress, settings.deadlines.silence, agree)
+                    given_up = await self._warmed(link, receiver, on_progress, settings)
                 if not given_up:
                     await _ended(child, _EXIT_S)
             finally:
@@ -155,7 +156,7 @@ class Loader:
             generation = _believed(receiver, status, self.keeper)
         with ExitStack() as undo:
             undo.callback(generation.close)
-            await self._made(receiver, given_up or f"{_how(status)} while it tuned")
+            await self._made(receiver, given_up or f"the loader {ending(status)} while it tuned")
             undo.pop_all()
         self.on_loaded(generation)
         return generation
@@ -321,7 +322,9 @@ def _believed(receiver: LoadReceiver[OwnedFd], status: int, keeper: Keeper) -> G
         raise LoaderFailed(receiver.failure.detail, status or 1)
     complete = receiver.phase is LoadPhase.COMPLETE
     if not complete or (status and receiver.warmable is None):
-        raise LoaderFailed(f"{_how(status)} before the weights were complete", status or 1)
+        raise LoaderFailed(
+            f"the loader {ending(status)} before the weights were complete", status or 1
+        )
     load = receiver.take()
     with ExitStack() as undo:
         undo.callback(load.manifest.close)
@@ -334,11 +337,6 @@ def _believed(receiver: LoadReceiver[OwnedFd], status: int, keeper: Keeper) -> G
             raise DamagedManifest("the loader's manifest does not describe the chunks it sent")
         undo.pop_all()
     return Generation(manifest, load.manifest, [fd for fd, _ in load.chunks])
-
-
-def _how(status: int) -> str:
-    how = f"was killed by signal {status - 128}" if status > 128 else f"ended with {status}"
-    return f"the loader {how}"
 
 
 def _close_all(receiver: LoadReceiver[OwnedFd]) -> None:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import ssl
+import stat
 
 from preloadd.domain.lines import one_line
 from preloadd.domain.settings import Tls
 from preloadd.errors import ConfigError
+from preloadd.linux.fds import OwnedFd
+from preloadd.linux.memfd import sealed_bytes
+
+MAX_NBYTES = 1 << 20
+"""Of one file: several times what all authorities of the world need."""
 
 
 def require_usable(tls: Tls | None, *, listens: bool, asks: bool, prefix: str) -> None:
@@ -59,42 +66,57 @@ def _context(protocol: int) -> ssl.SSLContext:
 
 
 def _present(context: ssl.SSLContext, tls: Tls) -> None:
-    _require_readable("cert", tls.cert)
-    if tls.key:
-        _require_readable("key", tls.key)
-    try:
-        # Without a password, ssl would ask for one at the terminal.
-        context.load_cert_chain(tls.cert, tls.key or None, password=lambda: b"")
-    except (OSError, ValueError) as error:
-        what = f"{tls.cert} with the key in {tls.key or tls.cert}"
-        raise ConfigError(
-            f"cert: {what} cannot be used ({_why(error)}): give the certificate with those above "
-            "it, and its own key without a password, as PEM files"
-        ) from None
+    with _copy("cert", tls.cert) as cert, _copy("key", tls.key or tls.cert) as key:
+        try:
+            # Without a password, ssl would ask for one at the terminal.
+            context.load_cert_chain(_path(cert), _path(key), password=lambda: b"")
+        except (OSError, ValueError) as error:
+            what = f"{tls.cert} with the key in {tls.key or tls.cert}"
+            raise ConfigError(
+                f"cert: {what} cannot be used ({_why(error)}): give the certificate with those "
+                "above it, and its own key without a password, as PEM files"
+            ) from None
 
 
 def _trust(context: ssl.SSLContext, ca: str) -> None:
-    _require_readable("ca", ca)
-    try:
-        context.load_verify_locations(ca)
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"ca: {ca} cannot be used ({_why(error)}): give a PEM file with certificates"
-        ) from None
-
-
-def _require_readable(setting: str, path: str) -> None:
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with _copy("ca", ca) as copy:
         try:
-            os.read(fd, 1)
-        finally:
-            os.close(fd)
+            context.load_verify_locations(_path(copy))
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                f"ca: {ca} cannot be used ({_why(error)}): give a PEM file with certificates"
+            ) from None
+
+
+def _copy(setting: str, path: str) -> OwnedFd:
+    """What is in a regular file, to which links may lead, in memory: ssl opens whatever is at a
+    path, and would wait for what may never come there."""
+    try:
+        with OwnedFd(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)) as fd:
+            if not stat.S_ISREG(os.fstat(fd.fileno()).st_mode):
+                raise _irregular(setting, path)
+            content = os.read(fd.fileno(), MAX_NBYTES + 1)
+        if len(content) > MAX_NBYTES:
+            raise ConfigError(
+                f"{setting}: {path} is longer than {MAX_NBYTES:,} bytes: give a PEM file with what "
+                "is needed alone"
+            )
+        return sealed_bytes(setting, content)
     except OSError as error:
+        if error.errno == errno.ENXIO:  # a socket, or a device that is none
+            raise _irregular(setting, path) from None
         raise ConfigError(
             f"{setting}: {path} cannot be read ({error.strerror}): correct the path, or let the "
             "daemons' user read it"
         ) from None
+
+
+def _irregular(setting: str, path: str) -> ConfigError:
+    return ConfigError(f"{setting}: {path} is no regular file: give the path of a PEM file")
+
+
+def _path(copy: OwnedFd) -> str:
+    return f"/proc/self/fd/{copy.fileno()}"
 
 
 def _why(error: Exception) -> str:

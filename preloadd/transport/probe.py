@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import anyio
 import msgspec
 
 from preloadd.domain.devices import Probe
 from preloadd.domain.ids import device_id
+from preloadd.domain.lines import one_line
 from preloadd.errors import ConfigError
 from preloadd.transport.child import answer
 
@@ -51,7 +53,23 @@ def told(command: Sequence[str], status: int, text: bytes) -> Probe:
             device_id(device.id)
     except (msgspec.MsgspecError, ConfigError) as error:
         return _unanswered(f"{called} said nothing that can be understood ({error})")
-    return probe
+    return _tame(probe)
+
+
+def _tame(probe: Probe) -> Probe:
+    """The same without what would move a terminal's cursor: another program has written it."""
+    devices = (
+        replace(each, name=one_line(each.name), problem=one_line(each.problem))
+        for each in probe.devices
+    )
+    return replace(
+        probe,
+        devices=tuple(devices),
+        driver=one_line(probe.driver),
+        problem=one_line(probe.problem),
+        hint=one_line(probe.hint),
+        amd_problem=one_line(probe.amd_problem),
+    )
 
 
 def _unanswered(problem: str) -> Probe:

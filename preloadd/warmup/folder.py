@@ -104,12 +104,15 @@ def install(
 
 
 def remove(root: Path, config_hash: str) -> list[Path]:
-    """Remove every table of a configuration, and its folder if that is empty then; the tables."""
+    """Remove every table of a configuration, and its folder if that is empty then; the tables.
+
+    A folder that is named as one stays.
+    """
     path, gone = root / config_hash, []
     found = tables(root, config_hash)
     with open_folder(path) as folder:
         for one in found:
-            with suppress(FileNotFoundError), naming(one.path):
+            with suppress(FileNotFoundError, IsADirectoryError), naming(one.path):
                 os.unlink(one.path.name, dir_fd=folder.fileno())
                 gone.append(one.path)
     try:
@@ -140,7 +143,8 @@ def _found(folder: OwnedFd, path: Path) -> Found | None:
     except BadTable as error:
         fault = error.why
     except InsecurePath as error:
-        fault = str(error).removeprefix(f"{one_line(path)} ")
+        # What it is, without the remedy: that is the same for all.
+        fault = str(error).removeprefix(f"{one_line(path)} ").partition(": ")[0]
     return Found(path, name, table, fault, used)
 
 

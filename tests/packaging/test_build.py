@@ -34,6 +34,18 @@ def told(command: Sequence[str | Path], *, check: bool = True) -> str:
     return done.stdout
 
 
+@pytest.fixture
+def sources(copied: Path, tmp_path: Path) -> Path:
+    """The sources, with what stands for wheels."""
+    sources = shutil.copytree(copied, tmp_path / "sources")
+    for name in ("preloadd-1", "sdnotify-1"):
+        (sources / "wheels").mkdir(exist_ok=True)
+        with zipfile.ZipFile(sources / f"wheels/{name}.whl", "w") as wheel:
+            wheel.writestr(f"{name}.dist-info/METADATA", "")
+    (sources / "wheels/sbom.json").touch()
+    return sources
+
+
 def test_the_same_sources_make_the_same_bytes(
     built: Build, copied: Path, sdists: Path, tmp_path: Path
 ) -> None:
@@ -56,6 +68,19 @@ def test_a_build_needs_a_time(copied: Path, sdists: Path, tmp_path: Path) -> Non
     assert "SOURCE_DATE_EPOCH" in done.stderr
 
 
+def test_a_source_that_is_missing_ends_the_build(sources: Path, tmp_path: Path) -> None:
+    (sources / "CONTRIBUTING.md").unlink()
+    done = subprocess.run(
+        [sources / "packaging/build.sh", tmp_path / "out"],
+        env={"PATH": os.environ["PATH"], "SOURCE_DATE_EPOCH": "1", "SDISTS": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    assert "CONTRIBUTING.md" in done.stderr
+    assert "wheels of" not in done.stderr
+
+
 def test_a_wheel_that_is_not_the_pinned_one_is_refused(
     copied: Path, sdists: Path, tmp_path: Path
 ) -> None:
@@ -67,18 +92,33 @@ def test_a_wheel_that_is_not_the_pinned_one_is_refused(
         builds.build(copied, tmp_path / "out", other)
 
 
-def test_a_page_that_is_missing_ends_the_installation(copied: Path, tmp_path: Path) -> None:
-    sources = shutil.copytree(copied, tmp_path / "sources")
-    for name in ("preloadd-1", "sdnotify-1"):
-        (sources / "wheels").mkdir(exist_ok=True)
-        with zipfile.ZipFile(sources / f"wheels/{name}.whl", "w") as wheel:
-            wheel.writestr(f"{name}.dist-info/METADATA", "")
-    (sources / "wheels/sbom.json").touch()
+def test_a_page_that_is_missing_ends_the_installation(sources: Path, tmp_path: Path) -> None:
     told([sources / "packaging/install.sh", tmp_path / "whole"])
     assert (tmp_path / f"whole{expected.DOC}/packaging/container").is_dir()
     (sources / "CONTRIBUTING.md").unlink()
     with pytest.raises(AssertionError, match=r"CONTRIBUTING\.md"):
         told([sources / "packaging/install.sh", tmp_path / "part"])
+
+
+def test_an_installation_can_be_repeated_and_has_no_leftovers(
+    sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("docs/a.md.orig", "docs/.a.md.swp", "docs/a.md~", "packaging/container/a.rej"):
+        (sources / name).touch()
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):
+        told([sources / "packaging/install.sh", "here"])
+    assert (tmp_path / "here/usr/bin/preloadd").readlink() == Path("../libexec/preloadd/preloadd")
+    installed = {path.name for path in (tmp_path / f"here{expected.DOC}").glob("**/*")}
+    assert "operator-guide.md" in installed
+    assert not {name for name in installed if name.endswith(("orig", "swp", "~", "rej"))}
+    assert not (sources / "here").exists()
+
+
+@pytest.mark.parametrize("arguments", [[], [""]])
+def test_an_installation_needs_a_place(sources: Path, arguments: list[str]) -> None:
+    with pytest.raises(AssertionError, match=r"usage: install\.sh DESTDIR"):
+        told([sources / "packaging/install.sh", *arguments])
 
 
 def in_wheel(built: Build) -> set[str]:

@@ -345,8 +345,10 @@ class Manager:
         """Return when all that was sent until now has been followed."""
         with self._changed:
             due = self._drained + 1
-            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
-                sock.sendto(b"DRAINED=1", os.fspath(self._notify.path))
+        # Not under the lock: it waits while the queue is full, which the thread empties under it.
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+            sock.sendto(b"DRAINED=1", os.fspath(self._notify.path))
+        with self._changed:
             assert self._changed.wait_for(lambda: self._drained >= due, PATIENCE_S)
 
     def _set_hanging(self, *, hangs: bool) -> None:

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -201,6 +202,12 @@ def test_a_rank_that_is_started_again_still_has_the_token(launch, listening, por
             78,
             "--seed-tls-key: is the key of no certificate: give that as well",
         ),
+        (
+            ("--seed-token", "a", "--seed-tls-cert", "/dev/null"),
+            {},
+            78,
+            "--seed-tls-cert: /dev/null is no regular file: give the path of a PEM file",
+        ),
     ],
 )
 def test_what_could_not_work_is_said_before_anything_starts(
@@ -243,3 +250,26 @@ def test_others_are_answered_over_tls_alone_if_there_are_files_for_that(
     assert json.loads(told[8:]) == {"status": "miss"}
     assert launcher.end() == 130
     assert not re.search("Traceback|plt_", launcher.said)
+
+
+def test_a_certificate_that_is_replaced_by_a_fifo_hangs_nothing(launch, listening, port, tmp_path):
+    ca = authority(tmp_path, "ca")
+    cert = certificate(ca, "source")
+    tls = ("--seed-tls-cert", str(cert), "--seed-tls-key", str(key_of(cert)))
+    launcher = launch(*listening, "--seed-token", TOKEN, *tls)
+    launcher.ready()
+    cert.unlink()
+    os.mkfifo(cert)
+    context = ssl.create_default_context(cafile=ca)
+    for _ in range(2):
+        with (
+            socket.create_connection((HERE, port), timeout=PATIENCE_S) as sock,
+            context.wrap_socket(sock, server_hostname=HERE) as private,
+        ):
+            private.sendall(framed(m.request("flashinfer_autotune", FIELDS, TOKEN)))
+            with private.makefile("rb") as file:
+                assert json.loads(file.read()[8:]) == {"status": "miss"}
+    (rank,) = launcher.family
+    os.kill(rank, signal.SIGTERM)
+    launcher.said += launcher.process.communicate(timeout=PATIENCE_S)[0]
+    assert launcher.said.count(f"seed.tls_cert: {cert} is no regular file") == 1

@@ -16,8 +16,9 @@ from preloadd.warmup.seeding.kinds import Kind, Seeded, Wanted
 
 T = TypeVar("T")
 
-Admits = Callable[[bytes], bool]
-"""Whether a token, as `domain.tokens.presented` has it, is good now; has to take constant time."""
+Admits = Callable[[bytes], Awaitable[bool]]
+"""Whether a token, as `domain.tokens.presented` has it, is good now; what it is may not show in the
+time that this takes."""
 
 
 class Stream(Protocol):

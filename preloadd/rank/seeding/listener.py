@@ -11,7 +11,7 @@ import logging
 import resource
 import socket
 import ssl
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -87,7 +87,7 @@ class Listener:
         admits: Admits,
         *,
         streams: Iterable[Stream] = (),
-        tls: Callable[[], ssl.SSLContext] | None = None,
+        tls: Callable[[], Awaitable[ssl.SSLContext]] | None = None,
     ) -> None:
         self.fault = ""
         self.tried = anyio.Event()
@@ -201,7 +201,7 @@ class Listener:
         wire = tcp.Wire(sock)
         if self._tls is None:
             return wire
-        private = TlsWire(wire, self._tls())
+        private = TlsWire(wire, await self._tls())
         try:
             await private.greet()
         except ssl.SSLError as error:
@@ -256,7 +256,7 @@ class Listener:
     async def _authenticate(self, token: bytes, address: str, shared: _Address) -> None:
         """ProtocolViolation if the token is not good, after a while in which no other is tried."""
         async with shared.looking:
-            if self._admits(token):
+            if await self._admits(token):
                 return
             await anyio.sleep(PAUSE_S)
         self._say_once(address, "a peer at %s has no token that is valid here", address)

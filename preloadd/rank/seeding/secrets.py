@@ -75,13 +75,15 @@ def admission(
     is the time in seconds since 1970, by which tokens expire.
     """
     accepted = Fresh(
-        _files(seeding, environ), lambda: _accepted(seeding, environ, passed, now=wall())
+        "the disk that tokens are on",
+        _files(seeding, environ),
+        lambda: _accepted(seeding, environ, passed, now=wall()),
     )
     told: set[str] = set()
 
-    def admits(shown: bytes) -> bool:
+    async def admits(shown: bytes) -> bool:
         try:
-            tokens = accepted.get()
+            tokens = await accepted.get()
             told.clear()
             return verify(tokens, shown, wall()) is not None
         except PreloadError as error:

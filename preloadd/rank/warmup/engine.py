@@ -18,10 +18,10 @@ from preloadd.domain.settings import RankSettings
 from preloadd.errors import OutOfDescriptors, ProtocolViolation
 from preloadd.linux import seqpacket
 from preloadd.linux.fds import OwnedFd
-from preloadd.linux.process import Child, spawn
+from preloadd.linux.process import Child, ending, spawn
 from preloadd.protocol import codec
 from preloadd.protocol.messages import LINK, REHEARSAL, Failed, Order, Progress
-from preloadd.rank.ending import stop
+from preloadd.rank.ending import heard_to_its_end, stop
 from preloadd.rank.gate import Gate
 from preloadd.transport.aio import Link
 
@@ -119,8 +119,7 @@ class RehearsalEngine:
             return why or self.failure
         if not child.started:
             return f"the engine ended with {status}: its interpreter cannot be started"
-        how = f"was killed by signal {status - 128}" if status > 128 else f"ended with {status}"
-        return f"the engine {how} while {self.phase}"
+        return f"the engine {ending(status)} while {self.phase}"
 
     async def _hear(self, child: Child, link: Link, said: OwnedFd) -> str:
         """Listen until the engine has ended, or is to be ended; why that, or ''."""
@@ -131,7 +130,8 @@ class RehearsalEngine:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(cancel_at_the_end, self.gate, tasks.cancel_scope)
             tasks.start_soon(self._follow, said)
-            why = await self._listen(link, silence)
+            with heard_to_its_end(child, link):
+                why = await self._listen(link, silence)
             if not why:
                 with anyio.move_on_after(_EXIT_S):
                     await anyio.wait_readable(child)

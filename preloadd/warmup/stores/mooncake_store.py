@@ -17,7 +17,7 @@ from dataclasses import replace
 from preloadd.errors import ConfigError
 from preloadd.linux.fds import OwnedFd
 from preloadd.linux.owner import Owner
-from preloadd.linux.process import Child, spawn
+from preloadd.linux.process import Child, ending, spawn
 from preloadd.warmup.stores.api import MAX_NBYTES, StoreFault, require_key
 from preloadd.warmup.stores.backoff import Backoff
 from preloadd.warmup.stores.mooncake import CALLS, ENVIRONMENT, LIFE
@@ -169,8 +169,7 @@ class MooncakeStore(Owner):
             return f"{python} cannot be started: name another Python"
         if status is None:
             return f"its process cannot be talked to ({error}): look into this daemon's limits"
-        how = f"by signal {status - 128}" if status > 128 else f"with status {status}"
-        return f"its process ended {how}: see what it wrote into this log"
+        return f"its process {ending(status)}: see what it wrote into this log"
 
     def _drop(self) -> None:
         if self._client is not None:

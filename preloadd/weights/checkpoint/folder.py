@@ -26,6 +26,9 @@ CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 
+MAX_DOCUMENT = 100_000_000
+"""Bytes of a file that is read whole: far more than the index of any model has."""
+
 _SUFFIX = ".safetensors"
 _CONSOLIDATED = "consolidated"
 _OTHER_FORMATS = (".bin", ".gguf", ".pt", ".pth", ".h5", ".msgpack", ".onnx")
@@ -125,10 +128,15 @@ def _identity(path: Path) -> FileIdentity:
 
 
 def read_document(path: Path) -> Document:
-    """A small file read whole; CheckpointError if it is missing or a Git-LFS pointer."""
+    """A small file read whole; CheckpointError if it is missing, a Git-LFS pointer or not small."""
     refuse_pointers((path,))
     with opened(path) as fd:
         identity = identify(fd)
+        if identity.size > MAX_DOCUMENT:
+            raise CheckpointError(
+                f"{path} has {identity.size:,} bytes, over the {MAX_DOCUMENT:,} that are read. "
+                f"{_AGAIN}"
+            )
         return Document(path, identity, read_at(fd, identity.size, 0, path))
 
 

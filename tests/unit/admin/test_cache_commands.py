@@ -147,3 +147,60 @@ def test_prune_has_to_be_told_what(ask, root):
     assert "--older-than" in err
     assert ask("prune", "--older-than", "soon")[0] == 78
     assert (root / H).exists()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("list", "--root", ""),
+        ("bundles", "--root", ""),
+        ("export", "abab", ""),
+        ("import", ""),
+        ("prune", "--hash", "abab", "--yes", "--root", ""),
+    ],
+)
+def test_no_folder_is_not_the_current_one(ask, arguments, capsys):
+    with pytest.raises(SystemExit) as end:
+        ask(*arguments)
+    assert end.value.code == 2
+    assert "it is empty: name a folder" in capsys.readouterr().err
+
+
+def test_a_socket_among_tables_is_a_fault_of_its_own(ask, root, tmp_path):
+    path = root / H / str(TableName(0, 2))
+    os.mknod(path, 0o140600)
+    status, out, _ = ask("list")
+    assert (status, out.splitlines()[2].split()[4], out.endswith("  damaged\n")) == (0, "3", True)
+    status, out, _ = ask("verify")
+    assert status == 72
+    assert out == (
+        f"{path}: is no regular file; remove it, and the next start tunes anew\n"
+        "3 tables, 1 of them not fit for an engine\n"
+    )
+    status, _, err = ask("export", "abab", tmp_path / "out")
+    assert (status, err.count(str(path))) == (72, 1)
+    assert "is no regular file; an engine could end when it loads this: remove the file" in err
+    assert ask("prune", "--hash", "abab", "--yes")[:2] == (
+        0,
+        "".join(f"removed {root / H / str(TableName(0, rank))}\n" for rank in range(3)),
+    )
+    assert not (root / H).exists()
+
+
+def test_a_folder_among_tables_stays_and_is_told(ask, root):
+    path = root / H / str(TableName(0, 1))
+    path.unlink()
+    path.mkdir()
+    status, out, err = ask("prune", "--hash", "abab", "--yes")
+    assert (status, out) == (77, f"removed {root / H / str(TableName(0, 0))}\n")
+    assert err == f"{path} is a folder, and stays: remove it by hand\n"
+
+
+def test_what_is_no_folder_is_neither_source_nor_root(ask, tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    status, _, err = ask("import", pipe)
+    assert (status, "there are no tables in" in err, "name a folder" in err) == (66, True, True)
+    ask("export", H, tmp_path / "out")
+    status, _, err = ask("import", tmp_path / "out", "--root", pipe)
+    assert (status, err) == (78, f"{pipe}: there is no such folder: correct --root\n")

@@ -71,6 +71,71 @@ def test_checkpoint_that_is_none(host):
     assert "config.json" in fault
 
 
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json", "shard"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        os.mkfifo,
+        os.mkdir,
+        lambda path: path.symlink_to("/dev/zero"),
+        lambda path: path.symlink_to("/proc/self/mem"),
+    ],
+)
+def test_what_is_no_file_of_a_checkpoint(host, name, make):
+    path = host.model / name
+    if name == "shard":
+        path = next(host.model.glob("*.safetensors"))
+    path.unlink(missing_ok=True)
+    make(path)
+    host.group()
+    (fault,) = faults(host)
+    assert fault.startswith(f"groups.d/a.toml: model: {path}")
+    assert any(remedy in fault for remedy in ("put the model's file there", "download"))
+
+
+@pytest.mark.parametrize("content", ["[" * 100_000, '{"a": ' + "1" * 5000 + "}", "[]"])
+def test_a_configuration_that_cannot_be_read(host, content):
+    (host.model / "config.json").write_text(content)
+    host.group()
+    (fault,) = faults(host)
+    assert fault.startswith(f"groups.d/a.toml: model: {host.model}/config.json ")
+    assert "download or save it again" in fault
+
+
+def test_a_configuration_without_end_is_not_read_to_it(host):
+    os.truncate(host.model / "config.json", 1 << 40)
+    host.group()
+    (fault,) = faults(host)
+    assert f"model: {host.model}/config.json has 1,099,511,627,776 bytes" in fault
+    assert "download or save it again" in fault
+
+
+def test_a_shard_that_was_cut_off(host):
+    path = next(host.model.glob("*.safetensors"))
+    os.truncate(path, path.stat().st_size - 1)
+    host.group()
+    (fault,) = faults(host)
+    assert f"model: {path}: " in fault
+
+
+def test_what_an_interpreter_says_is_told_once_and_moves_no_cursor(host):
+    rude = host.root / "python"
+    rude.write_text("#!/bin/sh\nprintf '\\033[2J\\033]0;pwn\\007evil' >&2\nexit 127\n")
+    rude.chmod(0o755)
+    host.group(more=f'python = "{rude}"')
+    (fault,) = faults(host)
+    assert f"a.toml: python: {rude} cannot run a loader: " in fault
+    assert "\\x1b[2J" in fault
+    assert all(map(str.isprintable, complaints(look(host)).splitlines()))
+
+
+def test_a_program_that_is_no_interpreter(host):
+    host.group(more='python = "/bin/true"')
+    (fault,) = faults(host)
+    assert "a.toml: python: /bin/true cannot run a loader" in fault
+    assert "it does not answer as a Python does" in fault
+
+
 def test_interpreter_without_what_loaders_need(host):
     bare = host.root / "python"
     bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
@@ -237,10 +302,7 @@ def test_files_that_the_service_cannot_read(host):
 def test_model_that_the_service_cannot_read(host, socket_dir):
     socket_dir.chmod(0o755)
     host.write("preloadd.toml", f'daemon_user = "nobody"\nsocket_dir = "{host.root}/s"\n')
-    python = socket_dir / "python"  # one that nobody may run, wherever this one lies
-    python.write_text('#!/bin/sh\nexec /usr/bin/python3 "$@"\n')
-    python.chmod(0o755)
-    host.group(more=f'python = "{python}"')
+    host.group()
     host.model.chmod(0o700)
     found = [fault for fault in faults(host) if ": model: " in fault]
     assert "nobody cannot read it: " in found[0]

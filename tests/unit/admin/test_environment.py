@@ -1,9 +1,11 @@
+import json
 import os
 import sys
 from pathlib import Path
 
 import pytest
 
+from preloadd.admin import inside
 from preloadd.admin.environment import interpreter, look, parts, require_own, user_name
 from preloadd.admin.service import Service
 from preloadd.errors import ConfigError
@@ -68,6 +70,24 @@ def test_what_is_no_python_is_named_with_what_it_said(tmp_path, body, why):
     assert f"{path} does not tell what is installed there: {why}" in str(told.value)
     assert "name an interpreter of Python 3.11" in str(told.value)
     assert len(str(told.value)) < 600
+
+
+def test_what_it_says_moves_no_cursor(tmp_path):
+    path = script(tmp_path / "tool", r"printf '\033[2J\033]0;pwn\007evil' >&2; exit 1")
+    with pytest.raises(ConfigError, match=r": \\x1b\[2J\\x1b\]0;pwn\\x07evil: name") as told:
+        look(str(path), answer)
+    assert str(told.value).isprintable()
+    tells = {
+        "release": [3, 11, 0],
+        "site": "/s",
+        "versions": dict.fromkeys(inside.ASKED, "1\x1b"),
+        "distribution": None,
+        "package": "",
+        "version": "2\x07",
+        "entry_points": [],
+    }
+    found = look("x", lambda _: ("", json.dumps(tells).encode()))
+    assert (set(found.versions.values()), found.version) == ({"1\\x1b"}, "2\\x07")
 
 
 def test_one_that_cannot_be_executed(tmp_path):

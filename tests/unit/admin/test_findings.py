@@ -20,6 +20,13 @@ def test_table_tells_remedies_below_and_sums_up():
     assert "nothing" in as_table([])
 
 
+def test_what_others_say_moves_no_cursor():
+    table = as_table([fault("a", "one\x1b[2J\ntwo\x07", "\x1bc")])
+    assert all(map(str.isprintable, table.splitlines()))
+    assert "one\\x1b[2J" in table
+    assert len(table.splitlines()) == 5
+
+
 def test_json_tells_the_same():
     told = json.loads(as_json(ALL))
     assert told["healthy"] is False

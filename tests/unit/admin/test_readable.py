@@ -1,27 +1,16 @@
 import os
-import subprocess
-from pathlib import Path
 
 import pytest
 
-from preloadd.admin import readable
 from preloadd.admin.readable import closed
+from preloadd.admin.service import service
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 
 
 def as_nobody(folder):
-    done = subprocess.run(
-        ["/usr/bin/python3", "-", str(folder)],
-        input=Path(readable.__file__).read_text(),
-        capture_output=True,
-        text=True,
-        user=65534,
-        group=65534,
-        extra_groups=[],
-        cwd="/",
-    )
-    return done.returncode, done.stderr.strip()
+    with service("nobody", {}).acting():
+        return closed(folder)
 
 
 def test_open_folder(host):
@@ -42,8 +31,8 @@ def test_closed_file_and_closed_folder_above_are_named(socket_dir):
         each.chmod(0o755)
     (folder / "x").write_text("x")
     (folder / "x").chmod(0o644)
-    assert as_nobody(folder) == (0, "")
+    assert as_nobody(folder) == ""
     (folder / "x").chmod(0o600)
-    assert as_nobody(folder) == (1, f"{folder / 'x'}: Permission denied")
+    assert as_nobody(folder) == f"{folder / 'x'}: Permission denied"
     folder.parent.chmod(0o700)
-    assert as_nobody(folder) == (1, f"{folder.parent}: no permission to enter it")
+    assert as_nobody(folder) == f"{folder.parent}: no permission to enter it"

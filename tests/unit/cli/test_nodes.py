@@ -64,6 +64,15 @@ def test_the_supervisor_is_asked_about_that_group_alone(ctl, ranks):
     assert f"\r\nHost: {endpoint}\r\n".encode() in request
 
 
+def test_a_name_of_any_bytes_is_of_no_group(ctl, ranks):
+    ranks.serve("CPU-0")
+    requests = []
+    with serving(told(), requests=requests) as endpoint:
+        ran = ctl("group", "show", "\udcff", "--supervisor", str(endpoint))
+    assert ran.status == 66
+    assert requests[0].startswith(b"GET /v1/peers?group=%FF HTTP/1.1\r\n")
+
+
 def test_as_json_there_is_all_of_it(ctl, ranks):
     ranks.serve("CPU-0")
     with serving(told(*PEERS)) as endpoint:

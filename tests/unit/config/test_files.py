@@ -235,3 +235,9 @@ def test_drop_ins_without_a_file_are_told(tmp_path):
     (fault,) = group_files(tmp_path).faults
     assert fault.origin == str(groups / "llamma.toml.d")
     assert "llamma.toml, which is not there (rename it" in fault.text
+
+
+def test_every_line_of_a_fault_tells_the_file_and_long_keys_are_cut():
+    assert str(Fault("/a", "k", "one\ntwo (mend it)")) == "/a: k: one\n/a: k: two (mend it)"
+    assert str(Fault("/a", "", "")) == "/a: "
+    assert str(Fault("/a", "k" * 5000, "x")) == f"/a: {'k' * 200}…: x"

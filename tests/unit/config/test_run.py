@@ -84,7 +84,7 @@ def test_every_fault_is_told_at_once_and_by_its_flag():
 
 
 def test_a_path_that_no_file_could_name_is_a_fault_of_its_flag():
-    for key in ("seed_token_file", "seed_tls_cert", "seed_tls_key", "seed_tls_ca"):
+    for key in ("seed_token_file", "seed_tls_cert", "seed_tls_ca", "weight_cache_socket_dir"):
         (told,) = faults(model="m", **{key: "/a\nb"})
         name = key.replace("_", "-")
         assert told.startswith(f"--{name}: has characters that cannot be printed: give another")
@@ -103,6 +103,26 @@ def test_an_empty_path_is_not_this_folder_but_a_fault_of_its_flag(key):
     assert told == (
         f"--{name}: must not be empty: write what is meant, or leave the option out (given: '')"
     )
+
+
+def test_a_number_of_nobody_is_a_fault_of_its_flag():
+    for key, kind in (("access_group", "group"), ("access_user", "user")):
+        (told,) = faults(model="m", **{key: ("0", "4294967295")})
+        assert told == (
+            f"--{key.replace('_', '-')}: is no number of a {kind}: 0 to 4294967294 (write one of "
+            "these, or a name) (given: '4294967295')"
+        )
+
+
+def test_what_is_told_of_long_values_is_short():
+    for given in ({"model": "x" * 5000}, {"tensor_parallel_size": ["9x" * 5000]}):
+        (told,) = faults(**{"model": "m"} | given)
+        assert len(told) < 400, told
+    (told,) = faults(model=["x" * 5000, "y" * 5000])
+    assert len(told) < 600, told
+    (told,) = faults("--x." + "a." * 990 + "a", "1", model="m", builder="vllm")
+    assert len(told) < 400, told
+    assert told.endswith("…: is nested more than 16 deep (flatten it)")
 
 
 @pytest.mark.parametrize("key", ["model", "revision", "access_group"])
@@ -346,6 +366,7 @@ def test_what_is_said_twice_counts_if_it_is_the_same():
         (["-tp", "2"], {"tensor_parallel_size": ["4"]}, "--tensor-parallel-size: is given with"),
         ([], {"pipeline_parallel_size": ["4", "2"]}, "different values, 4 and 2: keep one"),
         (["--no-enable-expert-parallel"], {"enable_expert_parallel": True}, "True and False"),
+        ([], {"model": ["", "n"]}, "--model: is given with different values, '' and n: keep one"),
         ([], {"model": ["m", "n"]}, "--model: is given with different values, m and n"),
         ([], {"model": ["m", "\udcff"]}, r"different values, m and \udcff: keep one"),
         (["-tp", "\udcff"], {"tensor_parallel_size": ["2"]}, r"values, 2 and \udcff: keep one"),

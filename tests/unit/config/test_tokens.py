@@ -1,9 +1,11 @@
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 import threading
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -233,8 +235,12 @@ def test_files_of_tokens_that_cannot_be_read_are_told(given, tmp_path):
     with pytest.raises(ConfigError, match="there is no such file: correct the path") as caught:
         read_secrets(tmp_path / "none")
     assert str(tmp_path / "none") in str(caught.value)
-    with pytest.raises(ConfigError, match="no regular file"):
-        read_secrets(tmp_path)
+    os.mkfifo(tmp_path / "fifo")
+    with closing(socket.socket(socket.AF_UNIX)) as sock:
+        sock.bind(str(tmp_path / "socket"))
+    for path in (tmp_path, tmp_path / "fifo", tmp_path / "socket"):
+        with pytest.raises(ConfigError, match=f"^{path} is no regular file: give one with a"):
+            read_secrets(path)
     with pytest.raises(InsecurePath, match="chmod o-rwx"):
         read_secrets(given(b"secret", 0o644))
 

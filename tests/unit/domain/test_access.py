@@ -1,6 +1,6 @@
 import pytest
 
-from preloadd.domain.access import Peer, Policy, is_operator, may_attach
+from preloadd.domain.access import Peer, Policy, is_no_id, is_operator, may_attach
 
 OWN = Policy(owner=1000)
 GROUPS = Policy(owner=1000, gids=frozenset({50}))
@@ -9,6 +9,16 @@ USERS = Policy(owner=1000, uids=frozenset({2000}))
 
 def peer(uid, *gids):
     return Peer(pid=1, uid=uid, gids=frozenset(gids))
+
+
+@pytest.mark.parametrize("text", ["4294967295", "99999999999999999999", "9" * 5000])
+def test_numbers_of_nobody(text):
+    assert is_no_id(text)
+
+
+@pytest.mark.parametrize("text", ["0", "4294967294", "0" * 5000 + "7", "vllm", "-1", "²", ""])
+def test_numbers_of_somebody_and_names(text):
+    assert not is_no_id(text)
 
 
 @pytest.mark.parametrize(

@@ -118,10 +118,20 @@ def test_every_other_port_is_named():
     found = told(replace(BOTH, others=others, seed_listen_port=29604, **engine))
     target, draft = "weight_cache_master_port", "weight_cache_draft_master_port"
     assert [(line.partition(":")[0], line.split("in use: ")[1]) for line in found.splitlines()] == [
-        (target, "29600 is the engine's master-port: give another one"),
         (draft, "29601 is weight-cache-health-port: give another one"),
         ("seed_listen_port", "29605 is the supervisor's port: give another one"),
+        (target, "29600 is the engine's master-port: give another one"),
     ]
+
+
+def test_ports_of_the_engine_are_no_others_even_on_one_node():
+    others = {"weight-cache-health-port": 5000}
+    for setting in ("master_port", "data_parallel_rpc_port"):
+        launch = replace(ALONE, others=others, **{setting: 5000})
+        assert told(launch) == (
+            f"{setting}: 5000 is in use: 5000 is weight-cache-health-port: give another one"
+        )
+    assert not told(replace(ALONE, master_port=5000, data_parallel_rpc_port=5000))
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ OPTIONS = {
     "--memory": True,
     "--tensor-parallel-size": True,
     "-tp": True,
+    "-n": True,
     "--restart-ranks": False,
     "--help": False,
     "-h": False,
@@ -27,6 +28,7 @@ def line(*words: str) -> Line:
         (["--memory", "host"], ["--memory", "host"], []),
         (["-tp", "2", "--x", "-tp=4"], ["-tp", "2", "-tp=4"], ["--x"]),
         (["org/name"], ["--model", "org/name"], []),
+        (["-n2", "org/name"], ["-n2", "--model", "org/name"], []),
         (["--restart-ranks", "org/name"], ["--restart-ranks", "--model", "org/name"], []),
         (["--x=1", "org/name"], ["--model", "org/name"], ["--x=1"]),
         # What follows an unknown option is its value.
@@ -61,17 +63,27 @@ def test_the_builder_may_stand_anywhere_as_well(words):
     "words",
     [
         [],
-        ["--x", "1"],
-        ["--builder", "native", "--x"],
-        ["--builder=vllm", "--builder", "native", "--x"],
-        ["--model", "vllm", "--x"],
         ["--builder"],
-        ["--model", "m", "--", "--builder", "vllm"],
         ["--memory", "host", "m"],
+        ["-n2", "--memory", "host"],
     ],
 )
 def test_other_builders_have_no_options_but_the_own_ones(words):
     assert line(*words) == Line(words)
+
+
+@pytest.mark.parametrize(
+    ("own", "words"),
+    [
+        ([], ["--x", "1"]),
+        (["--builder", "native"], ["--x"]),
+        (["--builder=vllm", "--builder", "native"], ["--x"]),
+        (["--model", "vllm"], ["--x=1"]),
+        (["--model", "m"], ["--", "--builder", "vllm"]),
+    ],
+)
+def test_what_is_nobodys_is_told_apart_whoever_builds(own, words):
+    assert line(*own, *words) == Line(own, [word for word in words if word != "--"])
 
 
 def test_the_model_may_stand_first_whoever_builds():

@@ -160,12 +160,24 @@ def test_unknown_flag_is_a_usage_error():
 def test_flag_that_is_nearly_right_is_told_the_right_one():
     done = run("--model", "x", "--memmory", "host")
     assert done.returncode == 2
-    assert "--memory" in done.stderr.replace("--memmory", "")
+    assert "--memmory. Did you mean --memory? Options of vLLM need" in done.stderr
+
+
+def test_short_forms_may_have_their_number_attached():
+    assert "--nnodes: is 3" in run("/nonexistent", "-tp", "4", "-n3", "-r0").stderr
 
 
 def test_flags_of_vllm_are_for_its_builder():
     line = ["/nonexistent", "--memory", "host", "--max-model-len", "4096", "-q", "fp8"]
-    assert run(*line).returncode == 2
+    for words, name in (
+        (line, "--max-model-len"),
+        (["M", "--memory", "host", "--dtype=float16"], "--dtype"),
+        (["M", "--memory", "host", "--", "--dtype", "float16"], "--dtype"),
+    ):
+        done = run(*words)
+        assert done.returncode == 2
+        told = " ".join(done.stderr.split())
+        assert told.endswith(f"No such option: {name}. Options of vLLM need --builder vllm."), told
     done = run(*line, "--builder", "vllm", "--", "--seed", "-1")
     assert done.returncode == 66
     assert done.stderr == "preloadd run: /nonexistent: no such folder: correct the path\n"

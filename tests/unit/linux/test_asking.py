@@ -33,6 +33,7 @@ def test_both_streams_and_a_shells_status_are_told() -> None:
     assert told.complaint == "two"
     assert asked(["true"]) == Answer(0, b"")
     assert asked(["true"]).complaint == ""
+    assert Answer(1, b"", b"\x1b[2J\x07evil\n").complaint == "\\x1b[2J\\x07evil"
     assert asked(["sh", "-c", "kill -9 $$"]).status == 128 + signal.SIGKILL
     missing = asked(["/nonexistent"])
     assert (missing.status, missing.started) == (127, False)

@@ -267,6 +267,29 @@ time.sleep(60)
     assert not alive(int((tmp_path / "pids").read_text()))
 
 
+STRAY = """
+if not os.fork():
+    time.sleep(20)
+    os._exit(0)
+"""
+
+
+@pytest.mark.slow
+async def test_a_loader_is_heard_to_its_own_end_whoever_else_has_its_socket(load):
+    with anyio.fail_after(8):
+        assert (await load(STRAY + "good()")).id == ID
+        with pytest.raises(LoaderFailed, match="ended with 3 before the weights were complete"):
+            await load(STRAY + "os._exit(3)")
+
+
+@pytest.mark.parametrize(
+    ("status", "how"), [(255, "ended with 255"), (200, "ended with 200"), (139, "by signal 11")]
+)
+async def test_only_what_is_a_signal_is_called_one(load, status, how):
+    with pytest.raises(LoaderFailed, match=how):
+        await load(f"os._exit({status})")
+
+
 async def test_a_command_that_is_not_there_is_said(settings):
     loader = Loader(["/nonexistent/python"], os.environ, HostKeeper())
     with pytest.raises(LoaderFailed, match="/nonexistent/python cannot be started") as failed:

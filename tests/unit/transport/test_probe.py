@@ -75,3 +75,14 @@ async def test_no_descriptors_for_it(descriptors_left):
 
 def test_the_last_line_counts():
     assert told(["x"], 0, b"one\n" + LINE.encode() + b"\n\n").driver == "580.1"
+
+
+def test_what_it_says_moves_no_cursor():
+    device = b'{"id": "CPU-0", "name": "\\u001bc", "memory": "host", "problem": "\\u0007"}'
+    line = (
+        b'{"devices": [%s], "problem": "\\u001b[2J", "hint": "a\\nb", "driver": "\\u0007"}' % device
+    )
+    probe = told(["x"], 0, line)
+    (seen,) = probe.devices
+    assert (seen.name, seen.problem) == ("\\x1bc", "\\x07")
+    assert (probe.problem, probe.hint, probe.driver) == ("\\x1b[2J", "a\\nb", "\\x07")

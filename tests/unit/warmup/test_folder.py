@@ -154,7 +154,10 @@ def test_what_is_no_file_does_not_hang_and_hides_nothing(root, table):
     (root / HASH / str(three)).mkdir()
     os.mknod(root / HASH / str(four), stat.S_IFSOCK | 0o600)
     faults = [one.fault for one in folder.tables(root, HASH)]
-    assert faults == ["", *["is no regular file: remove it"] * 3]
+    assert faults == ["", *["is no regular file"] * 3]
+    gone = [path.name for path in folder.remove(root, HASH)]
+    assert gone == [str(ONE), str(TWO), str(four)]
+    assert [path.name for path in (root / HASH).iterdir() if path.is_dir()] == [str(three)]
 
 
 def test_a_file_without_end_is_not_read_to_it(root):

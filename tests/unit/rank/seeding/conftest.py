@@ -32,7 +32,7 @@ class Source(Listener):
         self.where = Endpoint(HERE, port)
         self.tokens = [a_token(SECRET)]
 
-    def _good(self, shown: bytes) -> bool:
+    async def _good(self, shown: bytes) -> bool:
         return verify(self.tokens, shown, 0.0) is not None
 
 

@@ -1,6 +1,7 @@
 """A source and a target as their settings have them: real ports, real tokens, real certificates."""
 
 import logging
+import os
 import shutil
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
@@ -13,7 +14,7 @@ from preloadd.config.tokens import change_tokens
 from preloadd.domain.endpoint import Endpoint
 from preloadd.domain.settings import Seeding, Tls
 from preloadd.errors import ConfigError
-from preloadd.rank.seeding import listener
+from preloadd.rank.seeding import fresh, listener
 from preloadd.rank.seeding.ends import Ends, wall_now
 from preloadd.transport import tcp
 from preloadd.warmup.seeding.kinds import Outcome
@@ -23,6 +24,7 @@ from tests.unit.rank.seeding.conftest import HERE
 pytestmark = pytest.mark.anyio
 
 OWN = "hunter2-hunter2"
+ON_DISK = "the disk that the token and the files for TLS are on"
 
 
 @pytest.fixture(scope="module")
@@ -194,17 +196,85 @@ async def test_a_renewed_certificate_is_presented_and_a_broken_one_is_not(
         cert.write_text("half of")
         for _ in range(3):
             assert (await ends.fetch(wanted)).outcome is Outcome.FETCHED
-        assert caplog.text.count("the certificate of before is presented: tls_cert") == 1
+        assert caplog.text.count("the certificate of before is presented: seed.tls_cert") == 1
+
+
+@pytest.fixture(params=["a FIFO", "a disk that hangs"])
+def put(request, monkeypatch):
+    """Puts something into the place of a file."""
+    there = []
+
+    def put(path):
+        path.unlink(missing_ok=True)
+        os.mkfifo(path)
+        there.append(path)
+        if request.param != "a FIFO":
+            at_once = os.open
+
+            def waiting(path, flags, *more, **named):
+                return at_once(path, flags & ~os.O_NONBLOCK, *more, **named)
+
+            monkeypatch.setattr(os, "open", waiting)
+            monkeypatch.setattr(fresh, "LOOK_S", 0.1)
+
+    yield put
+    for path in there:
+        os.close(os.open(path, os.O_RDWR))
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["the first peer", "a later peer"])
+async def test_the_certificate_of_before_is_presented_whatever_comes_into_its_place(
+    serving, source, target, wanted, tls, tmp_path, made, caplog, put, first
+):
+    cert = tmp_path / "c.pem"
+    shutil.copy(made["source"], cert)
+    files = Tls(str(cert), str(key_of(made["source"])), str(made["ca"]))
+    ends = Ends(target(tls=tls("target")), {}, [OWN])
+    async with serving(source(tls=files), OWN):
+        if not first:
+            assert (await ends.fetch(wanted)).outcome is Outcome.FETCHED
+        put(cert)
+        for _ in range(3):
+            with anyio.fail_after(1):
+                seeded = await ends.fetch(wanted)
+            assert seeded.outcome is Outcome.FETCHED, seeded.why
+    assert caplog.text.count("the certificate of before is presented: ") == 1
+
+
+async def test_a_target_does_not_wait_for_its_own_files(target, wanted, tls, tmp_path, put):
+    put(fifo := tmp_path / "own.pem")
+    asks = replace(target(tls=replace(tls("target"), cert=str(fifo))), within=0.2)
+    with anyio.fail_after(1):
+        seeded = await Ends(asks, {}, [OWN]).fetch(wanted)
+    assert seeded.outcome is Outcome.REFUSED
+    assert seeded.why in (
+        f"seed.tls_cert: {fifo} is no regular file: give the path of a PEM file",
+        f"{ON_DISK} did not answer within 0.2 s: see to it",
+    )
+
+
+async def test_tokens_that_cannot_be_read_keep_nobody_else_waiting(
+    serving, source, target, wanted, tmp_path, put, caplog
+):
+    file = tmp_path / "tokens"
+    file.write_text(OWN)
+    file.chmod(0o600)
+    ends = Ends(target(), {}, [OWN])
+    async with serving(source(token_file=str(file))):
+        assert (await ends.fetch(wanted)).outcome is Outcome.FETCHED
+        put(file)
+        for _ in range(3):
+            with anyio.fail_after(1):
+                assert (await ends.fetch(wanted)).outcome is Outcome.REFUSED
+    assert caplog.text.count("nobody is seeded: ") == 1
 
 
 async def test_strangers_do_not_fill_the_log_where_there_is_no_certificate(
     source, place, made, kind, tmp_path, caplog
 ):
-    cert = tmp_path / "c.pem"
-    shutil.copy(made["source"], cert)
+    cert = tmp_path / "none.pem"
     settings = source(tls=Tls(str(cert), str(key_of(made["source"])), str(made["ca"])))
     answering = Ends(settings, {}, [OWN]).listener([kind])
-    cert.unlink()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(answering.serve)
         await answering.tried.wait()

@@ -3,6 +3,7 @@
 import logging
 import os
 
+import anyio
 import pytest
 
 from preloadd.config.tokens import CREDENTIAL, VARIABLE, change_tokens, keep_secret
@@ -57,7 +58,7 @@ def made(state, *secrets, expires=None):
 
 def admits(seeding, environ, *passed, now=10.0):
     asked = admission(seeding, environ, passed, wall=lambda: now)
-    return lambda secret: asked(presented(secret))
+    return lambda secret: anyio.run(asked, presented(secret))
 
 
 def environ(tmp_path):

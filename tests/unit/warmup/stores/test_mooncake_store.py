@@ -91,7 +91,7 @@ def test_a_crash_costs_one_call(pool, call):
     with store(pool) as opened:
         opened.keep(KEY, b"x")
         pool.script(**{call: "crash"})
-        with pytest.raises(StoreFault, match="ended by signal 11"):
+        with pytest.raises(StoreFault, match="was killed by signal 11"):
             opened.find(KEY, 9) if call.startswith("get") else opened.keep(f"{KEY}2", b"y")
         pool.script()
         time.sleep(AGAIN_S)
