@@ -7,13 +7,13 @@ systemd, which can import nothing of this package, comes to the same answers.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from preloadd.config.arguments import Argument, Wrong
-from preloadd.config.files import TOO_DEEP, is_deep, shortened
+from preloadd.config.files import TOO_DEEP, is_deep
+from preloadd.domain.strict_json import Malformed, NoJson, decode, distinct
 from preloadd.domain.vllm import DRAFT_METHODS
 
 CONFIG = "speculative-config"
@@ -120,9 +120,9 @@ def _read_whole(argument: Argument, values: dict[str, object]) -> Wrong | None:
         if not isinstance(told, dict):
             return Wrong(argument.written, 'is no table or JSON object (write {"method": ...})')
         # Underscores as vLLM itself has them; null is what is not said.
-        named = _distinct([(key.replace("-", "_"), value) for key, value in told.items()])
-    except _Odd as error:
-        return Wrong(argument.written, str(error))
+        named = distinct([(key.replace("-", "_"), value) for key, value in told.items()])
+    except Malformed as error:
+        return Wrong(argument.written, _odd(error))
     values.clear()
     values.update({key: value for key, value in named.items() if value is not None})
     return None
@@ -139,8 +139,8 @@ def _read_part(argument: Argument, values: dict[str, object], *, alone: bool) ->
     # Method and model are text to vLLM whatever they look like; in a table, as JSON has it.
     try:
         value = text if not path and keys[0] != _NUMBER else _value(text)
-    except _Odd as error:
-        return Wrong(argument.written, str(error))
+    except Malformed as error:
+        return Wrong(argument.written, _odd(error))
     return _put(values, keys, value, argument.written)
 
 
@@ -167,49 +167,21 @@ def _put(
     return None
 
 
-class _Odd(ValueError):
-    """What Python would read as JSON, but could not write again, or not as it was meant."""
-
-
 def _value(text: str) -> object:
-    """What `text` says as JSON, or itself if it is none; _Odd."""
+    """What `text` says as JSON, or itself if it is none; Malformed."""
     try:
-        found = json.loads(
-            text,
-            parse_constant=_finite,
-            parse_float=_finite,
-            parse_int=_whole,
-            object_pairs_hook=_distinct,
-        )
-    except json.JSONDecodeError:
+        found = decode(text.encode(errors="surrogatepass"))
+    except NoJson:
         return text
-    except RecursionError:
-        raise _Odd(TOO_DEEP) from None
     if is_deep(found):
-        raise _Odd(TOO_DEEP)
+        raise Malformed(f"it {TOO_DEEP}")
     return found
 
 
-def _finite(text: str) -> float:
-    if not math.isfinite(number := float(text)):
-        raise _Odd(f"has a number that is {number} (write one that is finite)")
-    return number
-
-
-def _whole(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise _Odd(f"has a number of {len(text):,} digits (write a smaller one)") from None
-
-
-def _distinct(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
-    found: dict[str, object] = {}
-    for key, value in pairs:
-        if key in found:
-            raise _Odd(f"says {shortened(key)} twice (write it once)")
-        found[key] = value
-    return found
+def _odd(error: Malformed) -> str:
+    """What is wrong, after the name of an argument."""
+    text = str(error).removeprefix("it ")
+    return text if text.endswith(")") else f"{text} (correct it)"
 
 
 def _unfit(found: Speculation, by_key: Mapping[str, str], written: str) -> Iterator[Wrong]:

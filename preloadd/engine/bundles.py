@@ -10,11 +10,11 @@ import io
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from preloadd.domain.strict_json import Malformed, decode
 from preloadd.errors import ProtocolViolation
 from preloadd.warmup.bundles.install import install, missing
 from preloadd.warmup.bundles.manifest import MAX_BUNDLE, MAX_MANIFEST
 from preloadd.warmup.seeding.compile_cache import ANSWER, BUNDLE, KIND, WHOLE, CompileWanted
-from preloadd.warmup.strict_json import Malformed, decode
 
 Ask = Callable[[str, int], Mapping[str, bytes]]
 """What the daemon has of a kind, each of at most so many bytes."""

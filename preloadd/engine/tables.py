@@ -11,11 +11,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar
 
+from preloadd.domain.strict_json import MAX_NBYTES
 from preloadd.errors import ErrorCode, PreloadError
 from preloadd.warmup import folder
 from preloadd.warmup.merge import Existing
 from preloadd.warmup.names import TableName
-from preloadd.warmup.strict_json import MAX_NBYTES
 from preloadd.warmup.table import Table, parse
 
 LIMIT = MAX_NBYTES

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from preloadd.domain.lines import one_line
+from preloadd.domain.strict_json import MAX_NBYTES
 from preloadd.errors import InsecurePath
 from preloadd.linux.fds import OwnedFd
 from preloadd.linux.plain import make_file, naming, open_file, open_folder, write_whole
 from preloadd.linux.private import locked_folder, remove_folder
 from preloadd.warmup.merge import Existing, settle
 from preloadd.warmup.names import TableName, is_config_hash
-from preloadd.warmup.strict_json import MAX_NBYTES
 from preloadd.warmup.table import BadTable, Table, parse, written
 
 

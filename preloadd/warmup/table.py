@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, TypeGuard
 
 from preloadd.domain.lines import one_line
+from preloadd.domain.strict_json import Malformed, decode
 from preloadd.errors import ErrorCode, PreloadError
-from preloadd.warmup.strict_json import Malformed, decode
 
 METADATA = "_metadata"
 RECORDS = "_records"

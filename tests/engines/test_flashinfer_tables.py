@@ -30,12 +30,12 @@ from flashinfer.autotuner import (
 )
 from flashinfer.autotuner import autotuner as internals
 
+from preloadd.domain.strict_json import Malformed, decode
 from preloadd.warmup import folder
 from preloadd.warmup.merge import Existing, merge
 from preloadd.warmup.names import TableName
 from preloadd.warmup.seeding.kinds import Outcome, Unfit
 from preloadd.warmup.seeding.tables import TableWanted, install_all
-from preloadd.warmup.strict_json import Malformed, decode
 from preloadd.warmup.table import BadTable, parse, render
 from preloadd.warmup.verdict import FIELDS, Verdict, compare
 from tests.tuned import H200

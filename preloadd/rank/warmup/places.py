@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Self
 
 from preloadd.domain.lines import one_line
+from preloadd.domain.strict_json import MAX_NBYTES, Malformed, decode
 from preloadd.errors import PreloadError
 from preloadd.protocol.messages import Warmable
 from preloadd.warmup import folder
@@ -18,7 +19,6 @@ from preloadd.warmup.names import TableName, is_config_hash
 from preloadd.warmup.seeding.kinds import Unfit
 from preloadd.warmup.seeding.tables import KIND, TableWanted
 from preloadd.warmup.stores.api import Shared
-from preloadd.warmup.strict_json import MAX_NBYTES, Malformed, decode
 from preloadd.warmup.table import BadTable, Table, parse
 from preloadd.warmup.verdict import Metadata, Verdict, compare
 

@@ -17,6 +17,7 @@ import msgspec
 from anyio import to_thread
 
 from preloadd.domain.lines import one_line
+from preloadd.domain.strict_json import MAX_NBYTES
 from preloadd.errors import PreloadError
 from preloadd.protocol.messages import Tuned, Warmable
 from preloadd.rank.seeding.api import Fetch
@@ -28,7 +29,6 @@ from preloadd.warmup.names import TableName
 from preloadd.warmup.seeding.kinds import Kind, Outcome
 from preloadd.warmup.seeding.tables import TableKind, install_all
 from preloadd.warmup.stores.api import Shared
-from preloadd.warmup.strict_json import MAX_NBYTES
 from preloadd.warmup.table import BadTable, Table, parse
 
 log = logging.getLogger(__name__)

@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from preloadd.domain.strict_json import Malformed, decode
 from preloadd.errors import InsecurePath
 from preloadd.linux.fds import OwnedFd
 from preloadd.linux.private import locked_folder, read_private, write_private
@@ -26,7 +27,6 @@ from preloadd.warmup.bundles.manifest import (
     is_sha256,
 )
 from preloadd.warmup.bundles.usage import Listing, Stamp
-from preloadd.warmup.strict_json import Malformed, decode
 
 NAME = "preloadd-bundles.json"
 FORMAT = 1

@@ -14,10 +14,10 @@ from typing import ClassVar, TypeGuard
 
 from preloadd.domain.key import MAX_TABLE
 from preloadd.domain.lines import one_line
+from preloadd.domain.strict_json import MAX_NBYTES as MAX_ANSWER
 from preloadd.errors import ErrorCode, PreloadError
 from preloadd.warmup.bundles import ustar
 from preloadd.warmup.stores.api import MAX_NBYTES
-from preloadd.warmup.strict_json import MAX_NBYTES as MAX_ANSWER
 
 FORMAT = 1
 CACHES = "torch_compile_cache"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from preloadd.domain.strict_json import MAX_NBYTES
 from preloadd.errors import ProtocolViolation
-from preloadd.warmup.strict_json import MAX_NBYTES
 
 MAX_REQUEST = 64 * 1024
 """Bytes after the length, as vLLM has it."""

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from preloadd.domain.strict_json import Malformed, decode
 from preloadd.domain.tokens import presented
 from preloadd.errors import ProtocolViolation
 from preloadd.warmup.seeding.frames import MAX_ANSWER, MAX_REQUEST
-from preloadd.warmup.strict_json import Malformed, decode
 
 UNAUTHORIZED = "Unauthorized request"
 UNSUPPORTED = "unsupported seed kind"

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from preloadd.domain.lines import one_line
+from preloadd.domain.strict_json import Malformed, decode
 from preloadd.errors import ConfigError
-from preloadd.warmup.strict_json import Malformed, decode
 
 VARIABLE = "MOONCAKE_CONFIG_PATH"
 EMBEDDED = "embedded"

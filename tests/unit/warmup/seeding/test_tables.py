@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from preloadd.domain.strict_json import decode
 from preloadd.errors import ProtocolViolation
 from preloadd.linux.private import LOCK
 from preloadd.warmup import folder
@@ -16,7 +17,6 @@ from preloadd.warmup.merge import Existing
 from preloadd.warmup.names import TableName
 from preloadd.warmup.seeding.kinds import Outcome, Unfit
 from preloadd.warmup.seeding.tables import TableKind, TableWanted, install_all
-from preloadd.warmup.strict_json import decode
 from preloadd.warmup.table import Entry, Table, parse, render
 
 HASH = "ab" * 32

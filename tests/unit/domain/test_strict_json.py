@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preloadd.warmup.strict_json import (
+from preloadd.domain.strict_json import (
     MAX_CONTAINERS,
     MAX_DEPTH,
     MAX_DIGITS,

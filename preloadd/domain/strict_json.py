@@ -26,6 +26,10 @@ class Malformed(ValueError):
     """It is not such JSON; the text says why, and is to follow the name of the file."""
 
 
+class NoJson(Malformed):
+    """It is no JSON at all."""
+
+
 def decode(raw: bytes, limit: int = MAX_NBYTES) -> object:
     """The value that `raw` holds, of at most `limit` bytes; Malformed."""
     if len(raw) > limit:
@@ -38,7 +42,7 @@ def decode(raw: bytes, limit: int = MAX_NBYTES) -> object:
             parse_int=_integer,
             parse_float=_number,
             parse_constant=_constant,
-            object_pairs_hook=_object,
+            object_pairs_hook=distinct,
         )
     except Malformed:
         raise
@@ -47,7 +51,7 @@ def decode(raw: bytes, limit: int = MAX_NBYTES) -> object:
     except RecursionError:
         raise _too_deep() from None
     except ValueError as error:
-        raise Malformed(f"it is no JSON: {error}") from None
+        raise NoJson(f"it is no JSON: {error}") from None
     _check_depth(value)
     return value
 
@@ -89,7 +93,8 @@ def _constant(text: str) -> NoReturn:
     raise Malformed(f"it has {text}, which is no JSON")
 
 
-def _object(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
+def distinct(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
+    """An object of these; Malformed for a name that is there twice."""
     found = dict(pairs)
     if len(found) != len(pairs):
         counts = Counter(name for name, _ in pairs)
