@@ -134,7 +134,11 @@ async def vllm_fetches(port, there, *, rank=3, secret=SECRET):
 def listener(port, root):
     good = token("n", SECRET, bytes(16), now=0.0, expires=None)
     kind = TableKind([partial(folder.stored, root)])
-    return Listener(HERE, port, [kind], lambda shown: verify([good], shown, 0.0) is not None)
+
+    async def admits(shown: bytes) -> bool:
+        return verify([good], shown, 0.0) is not None
+
+    return Listener(HERE, port, [kind], admits)
 
 
 async def test_a_table_from_here_comes_to_vllm(port, listener, stored, tmp_path):
