@@ -101,6 +101,10 @@ def content(fds: list[OwnedFd]) -> list[bytes]:
         return [mapping.read(index, 0, nbytes) for index, nbytes in enumerate(sizes)]
 
 
+async def _admits(shown: bytes) -> bool:
+    return shown.endswith(TOKEN.encode())
+
+
 class Source:
     """A rank that gives `generation`, in a thread of its own."""
 
@@ -115,7 +119,7 @@ class Source:
             HERE,
             port,
             [self.giving.kind],
-            lambda shown: shown.endswith(TOKEN.encode()) or shown == TOKEN.encode(),
+            _admits,
             streams=[self.giving],
         )
 
