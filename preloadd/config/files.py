@@ -18,6 +18,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
+from preloadd.domain.strict_json import is_deeper
+
 CONFIG_DIR = Path("/etc/preloadd")
 HOST_FILE = "preloadd.toml"
 HOST_DROP_INS = "preloadd.toml.d"
@@ -186,13 +188,8 @@ def parse(raw: bytes, origin: str) -> Table | Fault:
 
 
 def is_deep(value: object) -> bool:
-    """Whether something is nested deeper than any setting. Does not recurse itself."""
-    level = [value]
-    for _ in range(MAX_DEPTH):
-        level = [inner for each in level for inner in _inner(each)]
-        if not level:
-            return False
-    return True
+    """Whether something is nested deeper than any setting."""
+    return is_deeper(value, MAX_DEPTH)
 
 
 def spelled(key: Sequence[str | int]) -> str:
@@ -351,10 +348,3 @@ def _broken(text: str, why: str) -> str:
         why = why.removesuffix("(at end of document)").strip()
         return f"line {line}, the last: {why} (correct the TOML)"
     return f"{why.splitlines()[0]} (correct the TOML)"
-
-
-def _inner(value: object) -> Iterator[object]:
-    if isinstance(value, dict):
-        yield from value.values()
-    elif isinstance(value, list):
-        yield from value

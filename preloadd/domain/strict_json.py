@@ -52,17 +52,19 @@ def decode(raw: bytes, limit: int = MAX_NBYTES) -> object:
         raise _too_deep() from None
     except ValueError as error:
         raise NoJson(f"it is no JSON: {error}") from None
-    _check_depth(value)
+    if is_deeper(value, MAX_DEPTH):
+        raise _too_deep()
     return value
 
 
-def _check_depth(value: object) -> None:
+def is_deeper(value: object, levels: int) -> bool:
+    """Whether tables and lists are nested deeper than so many levels. Does not recurse itself."""
     level = [value]
-    for _ in range(MAX_DEPTH):
+    for _ in range(levels):
         level = [child for one in level for child in _children(one)]
         if not level:
-            return
-    raise _too_deep()
+            return False
+    return True
 
 
 def _too_deep() -> Malformed:

@@ -31,6 +31,7 @@ from preloadd.linux import peers, seqpacket
 from preloadd.linux.fds import OwnedFd, exhausted, is_exhausted
 from preloadd.linux.memfd import read_sealed
 from preloadd.linux.paths import prepare_socket_dir
+from preloadd.rank import record
 from preloadd.rank.sources import fingerprint
 from preloadd.weights.checkpoint import identities_of, locate
 
@@ -86,12 +87,7 @@ def remember(
         return
     seen = _files(given.settings) if files is None else tuple(files)
     running = Running(__version__, os.getpid(), given.settings, given.policy, seen, given.made_from)
-    fresh = path.with_suffix(".new")
-    try:
-        fresh.write_bytes(msgspec.json.encode(running))
-        fresh.replace(path)
-    except OSError as error:
-        log.warning("%s could not be written: %s", path, error.strerror)
+    record.leave(path, msgspec.json.encode(running))
 
 
 def _passed(fd: OwnedFd, instance: Instance) -> RankSettings:

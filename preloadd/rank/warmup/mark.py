@@ -9,6 +9,7 @@ from pathlib import Path
 from preloadd.domain.lines import one_line
 from preloadd.errors import PreloadError
 from preloadd.linux.plain import open_file
+from preloadd.rank import record
 
 log = logging.getLogger(__name__)
 
@@ -26,11 +27,11 @@ class Mark:
 
     def begin(self) -> None:
         """A warm-up is to follow, and this process may not live until it ends."""
-        self._write("")
+        self.fail("")
 
     def fail(self, why: str) -> None:
         """It has ended, to no good."""
-        self._write(why)
+        record.leave(self._path, why.encode(errors="backslashreplace"))
 
     def clear(self) -> None:
         """The weights are warm, or nothing is made for them."""
@@ -48,11 +49,3 @@ class Mark:
             return None
         except (PreloadError, OSError) as error:
             return f"it is not known whether these weights are warm: {one_line(error)}"
-
-    def _write(self, text: str) -> None:
-        fresh = self._path.with_suffix(".new")
-        try:
-            fresh.write_text(text, encoding="utf-8", errors="backslashreplace")
-            fresh.replace(self._path)
-        except OSError as error:
-            log.warning("%s could not be written: %s", self._path, error.strerror)

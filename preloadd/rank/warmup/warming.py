@@ -20,6 +20,7 @@ from preloadd.domain.lines import one_line
 from preloadd.domain.strict_json import MAX_NBYTES
 from preloadd.errors import PreloadError
 from preloadd.protocol.messages import Tuned, Warmable
+from preloadd.rank import record
 from preloadd.rank.seeding.api import Fetch
 from preloadd.rank.warmup import places
 from preloadd.rank.warmup.places import Place
@@ -210,13 +211,7 @@ class Warming:
         """Keep what the loader told for the next life, which adopts its weights."""
         if self._warmable is None or not (self._warmable.root or self._warmable.identity):
             return
-        record = msgspec.json.encode(_Record(generation, self._warmable))
-        fresh = self._record.with_suffix(".new")
-        try:
-            fresh.write_bytes(record)
-            fresh.replace(self._record)
-        except OSError as error:
-            log.warning("%s could not be written: %s", self._record, error.strerror)
+        record.leave(self._record, msgspec.json.encode(_Record(generation, self._warmable)))
 
     def adopted(self, generation: str) -> None:
         """Weights of an earlier life are served: its tables are given to others as well."""

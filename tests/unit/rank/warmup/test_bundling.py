@@ -67,6 +67,17 @@ async def rehearsed(one, told, root):
     await one.rehearsed()
 
 
+async def of_another_host(stores, told, root):
+    """What has given its code to the stores; `root` is then as on a host that has none."""
+    source = bundling(stores)
+    await rehearsed(source, told, root)
+    async with working(source, "given to others"):
+        pass
+    root.rename(root.with_name("elsewhere"))
+    root.mkdir()
+    return source
+
+
 def answering(source):
     """What a source's rank answers, as a target hears it."""
 
@@ -135,12 +146,7 @@ async def test_without_trust_nothing_is_given_or_fetched_but_kept_in_mind(root, 
     ],
 )
 async def test_what_is_not_to_be_had_is_told(root, told, stores, tmp_path, change, line):
-    source = bundling(stores)
-    await rehearsed(source, told, root)
-    async with working(source, "given to others"):
-        pass
-    root.rename(tmp_path / "elsewhere")
-    root.mkdir()
+    source = await of_another_host(stores, told, root)
     shutil.rmtree(tmp_path / "shared")
     (tmp_path / "shared").mkdir()
 
@@ -176,13 +182,8 @@ async def test_after_a_restart_it_is_given_again(root, told, stores):
         assert second.kind.resolve({"config_hash": HASH})
 
 
-async def test_a_bundle_that_no_engine_uses_is_told(root, told, stores, tmp_path, monkeypatch):
-    source = bundling(stores)
-    await rehearsed(source, told, root)
-    async with working(source, "given to others"):
-        pass
-    root.rename(tmp_path / "elsewhere")
-    root.mkdir()
+async def test_a_bundle_that_no_engine_uses_is_told(root, told, stores, monkeypatch):
+    source = await of_another_host(stores, told, root)
     target = bundling(stores, fetch=answering(source))
     assert await target.found(told)
     other = root / "torch_compile_cache" / "9876543210"

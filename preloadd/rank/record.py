@@ -1,0 +1,19 @@
+"""What one life of a rank leaves beside its socket for the next."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+
+def leave(path: Path, content: bytes) -> None:
+    """Put `content` there whole, in the place of what was; that it cannot be is no error, as the
+    next life does without. To be called by whoever holds the lock of the instance."""
+    fresh = path.with_suffix(".new")
+    try:
+        fresh.write_bytes(content)
+        fresh.replace(path)
+    except OSError as error:
+        log.warning("%s could not be written: %s", path, error.strerror)
