@@ -46,8 +46,51 @@ TOKEN = "a-token-that-no-loader-may-see"
 LOADER = (sys.executable, "-m", "preloadd.loader")
 ENVIRON = {**os.environ, "PYTHONPATH": str(ROOT)}
 
+_SLOW = """
+import os, runpy, time
+read = os.preadv
+def slowly(fd, buffers, *more):
+    # Only for the pieces of a load, and what is read to measure the disk.
+    if sum(map(len, buffers)) > 1 << 16:
+        time.sleep({seconds})
+    return read(fd, buffers, *more)
+os.preadv = slowly
+runpy.run_module("preloadd.loader", run_name="__main__", alter_sys=True)
+"""
+
 ALWAYS = Rule(enough_s=0.0, ahead=0.0, least_s=30.0)
 """However fast the disk is, and whatever the peer takes."""
+
+
+def slow_disk(folder: Path, python: str | Path = sys.executable, *, seconds: float = 1.0) -> str:
+    """An interpreter whose loaders read as from a disk that takes `seconds` for every piece."""
+    slow, path = folder / "slow.py", folder / "python"
+    slow.write_text(_SLOW.format(seconds=seconds))
+    path.write_text(
+        f"""#!/bin/sh
+if [ "$1 $2" = "-m preloadd.loader" ] && [ $# = 2 ]; then
+    exec {python} {slow}
+fi
+exec {python} "$@"
+"""
+    )
+    path.chmod(0o755)
+    return str(path)
+
+
+def free_place() -> Endpoint:
+    """Where nobody listens on this host."""
+    with closing(socket.socket()) as sock:
+        sock.bind((HERE, 0))
+        return Endpoint(HERE, sock.getsockname()[1])
+
+
+def token_file(folder: Path) -> str:
+    """A file with a token for whoever seeds and whoever is seeded."""
+    path = folder / "token"
+    path.write_text(f"plt_{TOKEN}")
+    path.chmod(0o600)
+    return str(path)
 
 
 def checkpoint(folder: Path, nbytes: int = 20 << 20, tensors: int = 5) -> Path:

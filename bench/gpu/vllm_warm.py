@@ -1,7 +1,8 @@
 """What a rehearsal saves: `vllm serve` with CUDA graphs from disk where nothing is compiled, and
 attached to a group that has warmed up, with one rank and with two.
 
-Claims: the answers are the same, every worker attaches, and the rank tells how its warm-up came
+Claims: the answers are the same, every worker attaches, the loaders leave nothing on their GPUs but
+the weights (of two ranks, they have spoken through NCCL), and the rank tells how its warm-up came
 out, also where this hardware has nothing to tune. Needs vLLM 0.33 or newer in this Python; `two`
 needs two GPUs.
 """
@@ -13,10 +14,11 @@ import os
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 from bench.daemon import Group
-from bench.gpu.meter import Meter
+from bench.gpu.meter import NOTHING, Meter
 from bench.gpu.session import Session, run
 from bench.gpu.vllm import models
 from bench.gpu.vllm_serving import ROOM, Serving, attaching
@@ -44,16 +46,24 @@ def _measure(session: Session) -> None:
 
 def _warmed(session: Session, part: str, ranks: int) -> None:
     """One model with so many ranks."""
-    gpus = _gpus(ranks)
-    if len(gpus) < ranks:
-        session.report.absent(part, "everything", f"needs {ranks} GPUs")
-        return
+    with ExitStack() as undo:
+        try:
+            meters = [undo.enter_context(Meter(number)) for number in range(ranks)]
+        except LookupError as error:
+            session.report.absent(part, "everything", f"needs {ranks} GPUs: {error}")
+            return
+        _measured(session, part, meters)
+
+
+def _measured(session: Session, part: str, meters: list[Meter]) -> None:
+    ranks, gpus = len(meters), [meter.uuid for meter in meters]
     (model,) = models(session, MODEL).values()
     words = (*ARGUMENTS, f"--tensor-parallel-size={ranks}", *ROOM)
     report = session.report
     with Serving(session.scratch, model, *words, environ=_caches(session, part, "disk")) as engine:
         cold_s, cold = engine.healthy_s, engine.answer()
     report.figure(part, "from disk, nothing compiled: until healthy", cold_s, "s")
+    before = [meter.settled() for meter in meters]
     environ = _caches(session, part, "ours")
     folder = Path(tempfile.mkdtemp(dir=session.scratch))
     flags = ("--builder", "vllm", "--memory", "cuda", "--gpus", ",".join(gpus), "--", *words)
@@ -64,6 +74,10 @@ def _warmed(session: Session, part: str, ranks: int) -> None:
         report.figure(part, "group: until it serves, warmed up", time.monotonic() - began, "s")
         lines = [line for status in told for line in status.warmup]
         report.holds(part, "it tells how its warm-up came out", bool(lines), "; ".join(lines))
+        for meter, start, status in zip(meters, before, told, strict=True):
+            more = meter.back_to(start + status.arena_bytes) - start - status.arena_bytes
+            name = f"GPU {meter.minor()}: left by the loader beyond the arena"
+            report.figure(part, name, more, "B", at_most=NOTHING)
         attach = attaching(group.sockets)
         with Serving(session.scratch, model, *words, *attach, environ=environ) as engine:
             report.figure(part, "attached: until healthy", engine.healthy_s, "s")
@@ -71,18 +85,6 @@ def _warmed(session: Session, part: str, ranks: int) -> None:
             report.figure(part, "workers that attached", engine.attached, at_least=ranks)
             report.holds(part, "the same answer as from disk", engine.answer() == cold)
             report.holds(part, "nothing is compiled anew", _COMPILING not in engine.told)
-
-
-def _gpus(most: int) -> list[str]:
-    """UUIDs of the first GPUs, as many as there are and are wanted."""
-    found = []
-    for number in range(most):
-        try:
-            with Meter(number) as meter:
-                found.append(meter.uuid)
-        except LookupError:
-            break
-    return found
 
 
 def _caches(session: Session, part: str, whose: str) -> dict[str, str]:

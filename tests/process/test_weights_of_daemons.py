@@ -1,55 +1,23 @@
 """Two rank daemons on one host: what the first has loaded, the second fills its arena from."""
 
-import socket
-import sys
-from contextlib import closing
-
 import pytest
 
-from preloadd.domain.endpoint import Endpoint
 from preloadd.domain.lifecycle import State
 from preloadd.domain.settings import Seeding
 from preloadd.protocol import messages as m
 from tests.checkpoints import stored
 from tests.process.conftest import content, eventually
-
-SLOW = """
-import os, sys, time, runpy
-read = os.preadv
-def slowly(fd, buffers, *more):
-    # A disk that takes its time for the pieces of a load, and for nothing else.
-    if sum(map(len, buffers)) > 1 << 16:
-        time.sleep(1.0)
-    return read(fd, buffers, *more)
-os.preadv = slowly
-runpy.run_module("preloadd.loader", run_name="__main__", alter_sys=True)
-"""
+from tests.weights_peers import TOKEN, free_place, slow_disk, token_file
 
 
 @pytest.fixture
 def place():
-    with closing(socket.socket()) as sock:
-        sock.bind(("127.0.0.1", 0))
-        return Endpoint("127.0.0.1", sock.getsockname()[1])
+    return free_place()
 
 
 @pytest.fixture
 def tokens(tmp_path):
-    path = tmp_path / "token"
-    path.write_text("plt_" + "a-token" * 6)
-    path.chmod(0o600)
-    return str(path)
-
-
-@pytest.fixture
-def slow_disk(tmp_path):
-    """An interpreter whose loaders have one."""
-    (tmp_path / "slow.py").write_text(SLOW)
-    path = tmp_path / "python"
-    # Of its arguments -m and the module are known.
-    path.write_text(f'#!/bin/sh\nshift 2\nexec {sys.executable} {tmp_path / "slow.py"} "$@"\n')
-    path.chmod(0o755)
-    return str(path)
+    return token_file(tmp_path)
 
 
 @pytest.fixture
@@ -62,9 +30,10 @@ def source(manage, model, place, tokens):
 
 
 @pytest.fixture
-def target(manage, model, place, tokens, slow_disk):
+def target(manage, model, place, tokens, tmp_path):
     seeding = Seeding(source=place, token_file=tokens, weights=True, within=5.0)
-    return manage(model, chunk_bytes=1 << 16, rank={"seeding": seeding, "python": slow_disk})
+    python = slow_disk(tmp_path)
+    return manage(model, chunk_bytes=1 << 16, rank={"seeding": seeding, "python": python})
 
 
 def test_the_second_has_its_weights_from_the_first(source, target, model):
@@ -78,7 +47,7 @@ def test_the_second_has_its_weights_from_the_first(source, target, model):
     assert content(target.attach()) == stored(model)
     target.restart()
     assert target.status().adopted
-    assert "a-token" not in target.log + source.log
+    assert TOKEN not in target.log + source.log
 
 
 def test_without_a_source_it_comes_from_the_disk(target, model):
