@@ -144,11 +144,16 @@ class Daemon(Group):
             raise ChildProcessError("the rank loaded anew instead of adopting")
         return Adopted(killed, served, start_s(told), told.counters["bytes_read"])
 
-    def descriptors(self) -> int:
-        """How many the rank has open, while nobody asks it anything."""
-        folder = f"/proc/{self.status().pid}/fd"
+    def descriptors(self) -> tuple[int, int]:
+        """How many the rank and its launcher have open, while nobody asks them anything."""
+        rank, launcher = self.status().pid, self.process.pid
         time.sleep(HANG_UP_S)
-        return len(os.listdir(folder))  # noqa: PTH208 - names suffice
+        return open_files(rank), open_files(launcher)
+
+
+def open_files(pid: int) -> int:
+    """How many descriptors a process has."""
+    return len(os.listdir(f"/proc/{pid}/fd"))  # noqa: PTH208 - names suffice
 
 
 def start_s(told: StatusTold) -> float:

@@ -136,13 +136,22 @@ class UnsupportedModel(PreloadError):
 class OutOfRoom(PreloadError):
     """Not enough memory for the arena. `wanted` and `free` are bytes; `limit` says what bounds.
 
-    With `part`, these bytes are not all that is wanted: a chunk, or a buffer to load with.
+    With `part`, these bytes are not all that is wanted: a chunk, or a buffer to load with. Where
+    nobody tells how many are, `failed` says what could not be done.
     """
 
     code = ErrorCode.NO_ROOM
 
-    def __init__(self, *, wanted: int, free: int, limit: str, part: bool = False) -> None:
+    def __init__(
+        self, *, wanted: int, free: int, limit: str, part: bool = False, failed: str = ""
+    ) -> None:
         self.wanted, self.free, self.limit = wanted, free, limit
+        if failed:
+            super().__init__(
+                f"{failed}: {limit} leaves {free:,} bytes, too few for that: free memory, or give "
+                "the engines there less of it (gpu_memory_utilization)"
+            )
+            return
         more, least = ("another ", "at least ") if part else ("", "")
         super().__init__(
             f"the weights need {more}{wanted:,} bytes but {limit} leaves {free:,}, so "

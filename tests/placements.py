@@ -19,7 +19,8 @@ DP_AT = "--data-parallel-address 10.0.0.2 --weight-cache-master-port 29600"
 
 @dataclass(frozen=True)
 class Row:
-    """One node. Coordinates are data.pipeline.tensor of its first and its last rank."""
+    """One node. Coordinates are data.pipeline.tensor of its first and its last rank. `drafting` are
+    those of its ranks that have a draft beside them, where there is one."""
 
     name: str
     flags: tuple[str, ...]
@@ -30,6 +31,7 @@ class Row:
     meeting: str
     moe: bool
     drafts: bool
+    drafting: range
 
     def __str__(self) -> str:
         return self.name
@@ -39,7 +41,9 @@ class Row:
 class Group:
     """A whole group: its flags, those of each node, and `ranks first last number/count` of each.
 
-    Models have experts or are dense; `meeting` is without port where any free one will do.
+    Models have experts or are dense; `meeting` is without port where any free one will do. With
+    several stages and a draft, `ranks` of those with a draft stand behind that, or `none`: there
+    vLLM's own command starts drafts beside all ranks, though engines ask the last stage's alone.
     """
 
     name: str
@@ -51,19 +55,26 @@ class Group:
 
     def rows(self) -> Iterator[Row]:
         for own, told in self.nodes.items():
-            ranks, first, last, node = told.split()
-            start, _, end = ranks.partition("-")
+            ranks, first, last, node, *drafting = told.split()
             yield Row(
                 name=f"{self.name}, node {node}",
                 flags=(*self.flags.split(), *own.split()),
-                ranks=range(int(start), int(end or start) + 1),
+                ranks=_range(ranks),
                 first=first,
                 last=last,
                 node=node,
                 meeting=self.meeting,
                 moe=self.moe,
                 drafts=self.drafts,
+                drafting=_range(*drafting or [ranks]),
             )
+
+
+def _range(told: str) -> range:
+    if told == "none":
+        return range(0)
+    start, _, end = told.partition("-")
+    return range(int(start), int(end or start) + 1)
 
 
 GROUPS = (
@@ -247,6 +258,30 @@ GROUPS = (
         "TP 8 x DP 2 on 4 x 4 with a draft",
         f"-tp 8 -ep --nnodes 4 --master-addr 10.0.0.1 -dp 2 {DP_AT}",
         {"-r 0": "0-3 0.0.0 0.0.3 0/4", "-r 3": "12-15 1.0.4 1.0.7 3/4"},
+        "10.0.0.2:29600/29601",
+        moe=True,
+        drafts=True,
+    ),
+    Group(
+        "PP 2 x TP 2 with a draft",
+        "-pp 2 -tp 2",
+        {"": "0-3 0.0.0 0.1.1 0/1 2-3"},
+        "127.0.0.1",
+        moe=True,
+        drafts=True,
+    ),
+    Group(
+        "PP 2 x TP 2 on 2 x 2, a stage each, with a draft",
+        f"-pp 2 -tp 2 --nnodes 2 {AT}",
+        {"-r 0": "0-1 0.0.0 0.0.1 0/2 none", "-r 1": "2-3 0.1.0 0.1.1 1/2 2-3"},
+        "10.0.0.1:29600/29601",
+        moe=True,
+        drafts=True,
+    ),
+    Group(
+        "PP 2 x DP 2 on 2 x 2, a replica each, with a draft",
+        f"-pp 2 -dp 2 -dpl 1 {DP_AT}",
+        {"-dpr 0": "0-1 0.0.0 0.1.0 0/2 1", "-dpr 1": "2-3 1.0.0 1.1.0 1/2 3"},
         "10.0.0.2:29600/29601",
         moe=True,
         drafts=True,

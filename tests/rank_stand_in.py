@@ -86,6 +86,7 @@ class RankStandIn:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if locked:
             self._undo.enter_context(Lock.take(folder, folder.name))
+        self.path.unlink(missing_ok=True)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._undo.callback(self._listener.close)
         self._listener.bind(str(self.path))

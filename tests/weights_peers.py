@@ -187,7 +187,7 @@ def serving(settings: RankSettings, generation: Generation, port: int) -> Iterat
         portal.call(source.giving.offer, generation)
         working = portal.start_task_soon(source.work)
         try:
-            portal.call(source.listener.tried.wait)
+            portal.call(source.listener.port.tried.wait)
             yield source
         finally:
             working.cancel()

@@ -207,7 +207,7 @@ def tell_table(demo: Demo, first: StatusTold, again: StatusTold, memory: int) ->
         "every weight was read once; private: anonymous memory that an engine adds"
     )
     console.print(
-        f"rank daemon: {memory / 1e6:.0f} MB resident; loaded in {first.ready_s:.2f} s reading "
+        f"rank daemon: {memory / 1e6:.0f} MB resident; ready in {first.ready_s:.2f} s reading "
         f"{first.counters['bytes_read']:,} bytes; after SIGKILL ready in {again.ready_s:.2f} s "
         f"reading {again.counters['bytes_read']:,} bytes"
     )

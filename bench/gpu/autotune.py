@@ -14,6 +14,7 @@ Takes about a minute on an H200, more where FlashInfer has yet to compile its ke
 from __future__ import annotations
 
 import json
+import math
 import os
 import socket
 import subprocess
@@ -25,13 +26,14 @@ from contextlib import closing
 from pathlib import Path
 
 from bench.daemon import Daemon
-from bench.gpu.gemms import LAYER, PROBLEMS
+from bench.gpu.gemms import LAYER, LOOKUPS
 from bench.gpu.session import Session, run
+from preloadd.domain.dtypes import nbytes
 from preloadd.warmup.names import OVERRIDE, TableName
 
 RATIO = 1 / 20
 GROUP_S = 600.0
-LOOKUPS = sum(len(list(problem.batches)) for problem in PROBLEMS)
+DTYPE = "F8_E4M3"
 NAME = str(TableName(0, 0))
 TOKEN = "plt_bench-0123456789abcdef"
 
@@ -45,7 +47,7 @@ def _measure(session: Session) -> None:
     if session.meter is None:
         session.report.absent("all", "everything", "needs a GPU")
         return
-    measured = _Autotune(session, layer(session.scratch / "layer"))
+    measured = _Autotune(session, layer(session.scratch / "layer", DTYPE))
     session.part("plain", measured.plain)
     session.part("off", measured.off)
     session.part("tuned", measured.tuned)
@@ -54,19 +56,19 @@ def _measure(session: Session) -> None:
     session.part("peer", measured.peer)
 
 
-def layer(folder: Path) -> Path:
-    """A checkpoint of one layer in FP8, of zeros that take no room on the disk."""
+def layer(folder: Path, dtype: str) -> Path:
+    """A checkpoint of one layer of that dtype, of zeros that take no room on the disk."""
     folder.mkdir()
     config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
     (folder / "config.json").write_text(json.dumps({**config, "torch_dtype": "bfloat16"}))
     header, end = {}, 0
-    for name, (outputs, inputs) in LAYER.items():
+    for name, shape in LAYER.items():
+        start, end = end, end + nbytes(dtype, math.prod(shape))
         header[f"model.layers.0.{name}.weight"] = {
-            "dtype": "F8_E4M3",
-            "shape": [outputs, inputs],
-            "data_offsets": [end, end + outputs * inputs],
+            "dtype": dtype,
+            "shape": shape,
+            "data_offsets": [start, end],
         }
-        end += outputs * inputs
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     with (folder / "model.safetensors").open("wb") as file:
@@ -145,7 +147,7 @@ class _Autotune:
         """A plain user finds everything in `table`, and fast."""
         used = _user("use", table)
         self._report.holds(part, "no lookup is without an answer", not used["misses"])
-        self._report.figure(part, "lookups answered", used["hits"], at_least=LOOKUPS)
+        self._report.figure(part, "lookups answered", used["hits"], at_least=LOOKUPS[DTYPE])
         limit = self._cold_s * RATIO or None
         self._report.figure(part, "all sizes with the table", used["seconds"], "s", at_most=limit)
 
@@ -190,7 +192,7 @@ def _table(root: Path) -> Path:
 def _user(what: str, table: Path) -> Mapping[str, float]:
     """What the process in `gemms.py` answers."""
     done = subprocess.run(
-        [sys.executable, "-m", "bench.gpu.gemms", what, os.fspath(table)],
+        [sys.executable, "-m", "bench.gpu.gemms", what, DTYPE, os.fspath(table)],
         stdout=subprocess.PIPE,
         text=True,
         check=True,

@@ -1,8 +1,9 @@
 """What engines leave behind: many at once, and many killed while they are attached.
 
 Claims: 50 engines attach at the same time and all see every tensor; after they ended, and after 200
-engines were killed with SIGKILL while attached, device memory, the rank's descriptors and its
-leases are what they were before. Compared with nothing: there is no other number than zero.
+engines were killed with SIGKILL while attached, device memory, the descriptors of the rank and of
+its launcher, and the leases are what they were before. Compared with nothing: there is no other
+number than zero.
 
 Every engine is a process with torch and a CUDA context that calls `attach_checkpoint`, as users
 have it. The checkpoint is sparse (see `checkpoints`) and small, because 50 contexts take about
@@ -59,10 +60,11 @@ def _measure(session: Session) -> None:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What must be as before: bytes of device memory, the rank's descriptors, its leases."""
+    """What must be as before: bytes of device memory, descriptors of the rank and of its launcher,
+    the rank's leases."""
 
     memory: int
-    descriptors: int
+    descriptors: tuple[int, int]
     leases: int
 
     def same_as(self, other: State) -> bool:
@@ -142,8 +144,9 @@ class _Leaks:
         if self._session.meter:
             more = after.memory - self._before.memory
             self._session.report.nothing(part, "device memory more than before", more)
-        more = after.descriptors - self._before.descriptors
-        figure(part, "descriptors of the rank more than before", more, at_most=0)
+        counts = zip(("rank", "launcher"), after.descriptors, self._before.descriptors, strict=True)
+        for whose, now, before in counts:
+            figure(part, f"descriptors of the {whose} more than before", now - before, at_most=0)
         figure(part, "leases left", after.leases - self._before.leases, at_most=0)
 
     def _settled(self) -> State:

@@ -1,10 +1,10 @@
 """What a rehearsal saves: `vllm serve` with CUDA graphs from disk where nothing is compiled, and
 attached to a group that has warmed up, with one rank and with two.
 
-Claims: the answers are the same, every worker attaches, the loaders leave nothing on their GPUs but
-the weights (of two ranks, they have spoken through NCCL), and the rank tells how its warm-up came
-out, also where this hardware has nothing to tune. Needs vLLM 0.33 or newer in this Python; `two`
-needs two GPUs.
+Claims: the answers are the same, every worker attaches, loaders and rehearsal leave nothing on
+their GPUs but the weights (the engine of two ranks has used NCCL), and the rank tells how its
+warm-up came out, also where this hardware has nothing to tune. Needs vLLM 0.33 or newer in this
+Python; `two` needs two GPUs.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _measured(session: Session, part: str, meters: list[Meter]) -> None:
         report.holds(part, "it tells how its warm-up came out", bool(lines), "; ".join(lines))
         for meter, start, status in zip(meters, before, told, strict=True):
             more = meter.back_to(start + status.arena_bytes) - start - status.arena_bytes
-            name = f"GPU {meter.minor()}: left by the loader beyond the arena"
+            name = f"GPU {meter.minor()}: left beyond the arena"
             report.figure(part, name, more, "B", at_most=NOTHING)
         attach = attaching(group.sockets)
         with Serving(session.scratch, model, *words, *attach, environ=environ) as engine:

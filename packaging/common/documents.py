@@ -196,7 +196,7 @@ def _command(name: str, command: Any) -> Iterator[str]:
     yield f".SS {_roff(' '.join(part for part in usage if part))}"
     yield from _paragraphs(command.help)
     if not command.params:
-        yield _roff(f"Options and help are those of `preloadd admin {name}`.")
+        yield _roff(f"What it can be told is in `preloadctl {name} --help`.")
     for option in options:
         default = option.default if option.show_default else None
         told = (

@@ -6,8 +6,10 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from preloadd.admin.commands import parser
+from preloadd.admin.denied import denied
 from preloadd.admin.world import World
 from preloadd.domain.lines import one_line
 from preloadd.errors import EXIT_STATUS, ErrorCode, PreloadError
@@ -26,13 +28,19 @@ def main(arguments: Sequence[str] | None = None, world: World | None = None) -> 
         _silence()
         return 0
     except PermissionError as error:
-        return _complain(f"{error}: run this as root", EXIT_STATUS[ErrorCode.DENIED])
+        return _complain(_denied(error), EXIT_STATUS[ErrorCode.DENIED])
     except OSError as error:
         _silence()
         return _complain(str(error), EXIT_STATUS[ErrorCode.READ_FAILED])
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     return status
+
+
+def _denied(error: PermissionError) -> str:
+    if error.filename is None:
+        return f"{error}: run this as root"
+    return denied(Path(os.fsdecode(error.filename)), error.strerror or "it is refused")
 
 
 def _complain(text: str, status: int) -> int:

@@ -23,7 +23,7 @@ from preloadd.config.rank import rank_settings
 from preloadd.config.versions import with_versions
 from preloadd.domain.files import FileIdentity
 from preloadd.domain.settings import RankSettings, Running
-from preloadd.errors import ConfigError, PreloadError
+from preloadd.errors import ConfigError, InsecurePath, PreloadError
 from preloadd.linux.private import replace_file
 from preloadd.weights.checkpoint import identities_of, locate
 
@@ -101,18 +101,20 @@ def _running(world: World) -> tuple[list[Running], list[str]]:
     for path, found in world.records().items():
         try:
             running.append(_record(path.parent.name, found))
+            continue
+        except InsecurePath as error:
+            why = str(error)
         except (OSError, msgspec.MsgspecError, PreloadError) as error:
-            why = error.strerror if isinstance(error, OSError) else error
-            unseen.append(
-                f"{path.parent.name}: whether it would drop its weights is not known: {path}: "
-                f"{why} (run this as root)"
-            )
+            said = error.strerror if isinstance(error, OSError) else error
+            why = f"{path}: {said} (run this as root)"
+        unseen.append(f"{path.parent.name}: whether it would drop its weights is not known: {why}")
     return running, unseen
 
 
-def _record(instance: str, found: bytes | OSError) -> Running:
-    """The record of `instance`; OSError, MsgspecError, or ConfigError if it is another's."""
-    if isinstance(found, OSError):
+def _record(instance: str, found: bytes | OSError | InsecurePath) -> Running:
+    """The record of `instance`; OSError or InsecurePath as `found`, MsgspecError, or ConfigError if
+    it is another's."""
+    if not isinstance(found, bytes):
         raise found
     record = msgspec.json.decode(found, type=Running)
     if str(record.settings.parsed_instance) != instance:

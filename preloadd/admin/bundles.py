@@ -1,19 +1,28 @@
-"""`preloadd admin cache bundles`: which compile caches were packed or installed here."""
+"""`preloadctl cache bundles`: which compile caches were packed or installed here."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import stat
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import ClassVar
 
 from preloadd.admin import given
-from preloadd.admin.cache_report import moment
+from preloadd.admin.cache import require_folder
+from preloadd.admin.cache_errors import telling
+from preloadd.admin.columns import aligned, moment
+from preloadd.admin.environment import user_name
 from preloadd.admin.world import World
 from preloadd.domain.amounts import size
 from preloadd.domain.lines import one_line
-from preloadd.warmup.bundles.index import Entry, entries, listing
+from preloadd.domain.strict_json import Malformed
+from preloadd.errors import ErrorCode, InsecurePath, PreloadError
+from preloadd.warmup.bundles.index import NAME, Entry, listing, read
+from preloadd.warmup.bundles.manifest import BadBundle
 from preloadd.warmup.bundles.usage import Listing
 from preloadd.warmup.names import versions_root
 
@@ -21,12 +30,38 @@ _HEADS = ("BUNDLE", "FROM", "FILES", "SIZE", "SINCE", "STATE")
 _TEXT = "tell which compiled bundles were packed or installed here"
 
 
+class DamagedIndex(PreloadError):
+    """What is known of bundles cannot be read; the text names the file."""
+
+    code: ClassVar[ErrorCode] = ErrorCode.DAMAGED
+
+
 def list_bundles(options: argparse.Namespace, world: World) -> int:
-    """`cache bundles`: one a line, the last one first."""
+    """`cache bundles`: one a line, the last one first; DamagedIndex, InsecurePath."""
+    if options.root is not None:
+        require_folder(options.root)
     root = options.root or versions_root(world.environ).parent
-    known, there = entries(root), listing(root)
+    known, there = _known(root), listing(root)
     sys.stdout.write(_json(root, known, there) if options.json else _table(root, known, there))
     return 0
+
+
+def _known(root: Path) -> Sequence[Entry]:
+    path = root / NAME
+    try:
+        return read(root)
+    except (Malformed, BadBundle) as error:
+        raise DamagedIndex(
+            f"{one_line(path)}: {error}: daemons pass over it, and write it anew with their next "
+            "bundle: remove it"
+        ) from None
+    except InsecurePath:
+        found = path.lstat()
+        raise InsecurePath(
+            f"{one_line(path)} ({stat.filemode(found.st_mode)}, of {user_name(found.st_uid)}) is "
+            f"passed over: it has to be a file of {user_name(os.geteuid())} that nobody else can "
+            f"read: run this as its owner, or remove it"
+        ) from None
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -34,7 +69,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     added = commands.add_parser(
         "bundles", help=_TEXT, description=f"{_TEXT[0].upper()}{_TEXT[1:]}."
     )
-    added.set_defaults(command=list_bundles)
+    added.set_defaults(command=telling(list_bundles))
     added.add_argument(
         "--root",
         type=given.folder,
@@ -47,12 +82,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 def _table(root: Path, known: Sequence[Entry], there: Listing) -> str:
     if not known:
         return "no bundles\n"
-    rows = [_HEADS, *(_row(one, there) for one in known)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-        "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
+    lines = aligned([_HEADS, *(_row(one, there) for one in known)])
     return "".join(f"{line}\n" for line in (f"{one_line(root)}:", *lines))
 
 

@@ -1,21 +1,24 @@
-"""`preloadd admin cache`: FlashInfer's tables on this host, moved, judged and removed."""
+"""`preloadctl cache`: FlashInfer's tables on this host, moved, judged and removed."""
 
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from preloadd.admin.cache_errors import Closed, closed
 from preloadd.admin.environment import user_name
 from preloadd.domain.lines import one_line
 from preloadd.errors import ConfigError, ErrorCode, InsecurePath, PreloadError
 from preloadd.warmup import folder
-from preloadd.warmup.folder import Found
-from preloadd.warmup.merge import Existing
+from preloadd.warmup.folder import CLOSED, Found
+from preloadd.warmup.merge import Existing, settle
 from preloadd.warmup.names import OVERRIDE, TableName, chosen_root, is_config_hash, versions_root
-from preloadd.warmup.table import BadTable, Table
+from preloadd.warmup.table import BadTable, Table, parse, written
 from preloadd.warmup.verdict import unknown_fields
 
 LEAST_PREFIX = 4
@@ -30,26 +33,40 @@ class NoSuchCache(PreloadError):
 
 @dataclass(frozen=True, slots=True)
 class Cache:
-    """The tables of one configuration in one root; there is at least one."""
+    """The tables of one configuration in one root; there is at least one, unless they are `unseen`.
+
+    That says why its folder is not looked into: Closed, or InsecurePath for a link. A whole root
+    that is closed has no `config_hash`.
+    """
 
     root: Path
     config_hash: str
     tables: tuple[Found, ...]
+    unseen: PreloadError | None = None
 
     @property
     def used(self) -> float:
-        """The wall time at which one of them was last written or read."""
-        return max(one.used for one in self.tables)
+        """The wall time at which one of them was last written or read; 0 if that is unseen."""
+        return max((one.used for one in self.tables), default=0.0)
 
     @property
     def faults(self) -> tuple[str, ...]:
         """What is wrong with them so that an engine could end, one a line."""
-        return tuple(f"{one_line(t.path)}: {t.fault}" for t in self.tables if t.fault)
+        return tuple(f"{one_line(t.path)}: {t.fault}" for t in self.tables if t.ends)
+
+    @property
+    def closed(self) -> tuple[str, ...]:
+        """What this user may not look at, and who may, one a line."""
+        folders = [self.unseen] if isinstance(self.unseen, Closed) else []
+        files = [closed(one.path) for one in self.tables if one.fault == CLOSED]
+        return tuple(map(str, (*folders, *files)))
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What keeps engines from using them, or is odd."""
-        return (*(note for one in self.tables for note in _notes(one)), *_uneven(self.tables))
+        links = [str(self.unseen)] if isinstance(self.unseen, InsecurePath) else []
+        tables = [note for one in self.tables for note in _notes(one)]
+        return (*links, *tables, *_uneven(self.tables))
 
 
 def roots_of(environ: Mapping[str, str], chosen: Path | None, *, new: bool = False) -> list[Path]:
@@ -57,22 +74,31 @@ def roots_of(environ: Mapping[str, str], chosen: Path | None, *, new: bool = Fal
 
     ConfigError if the chosen one is not there, unless a `new` one may be made.
     """
-    if chosen is not None and not chosen.is_dir() and not (new and not chosen.exists()):
-        raise ConfigError(f"{one_line(chosen)}: there is no such folder: correct --root")
+    if chosen is not None and not (new and not chosen.exists()):
+        require_folder(chosen)
     told = chosen or chosen_root(environ)
     if told is not None:
         return [told]
-    return sorted(path for path in versions_root(environ).glob("*/*") if path.is_dir())
+    return list(_roots(versions_root(environ)))
+
+
+def require_folder(root: Path) -> None:
+    """ConfigError unless the root that was chosen is there."""
+    if not root.is_dir():
+        raise ConfigError(f"{one_line(root)}: there is no such folder: correct --root")
 
 
 def caches_in(roots: Sequence[Path]) -> list[Cache]:
-    """All that have a table."""
-    return [
-        Cache(root, config_hash, tuple(tables))
-        for root in roots
-        for config_hash in folder.hashes(root)
-        if (tables := folder.tables(root, config_hash))
-    ]
+    """All that have a table, or may have. PermissionError for the only root."""
+    found: list[Cache] = []
+    for root in roots:
+        try:
+            found += sorted((*_seen(root), *_links(root)), key=lambda one: one.config_hash)
+        except PermissionError:
+            if len(roots) == 1:
+                raise
+            found.append(Cache(root, "", (), closed(root)))
+    return found
 
 
 def pick(roots: Sequence[Path], prefix: str) -> Cache:
@@ -87,9 +113,10 @@ def pick(roots: Sequence[Path], prefix: str) -> Cache:
             + "\n".join(f"{one.config_hash} in {one_line(one.root)}" for one in found)
         )
     known = ", ".join(sorted({one.config_hash[:12] for one in there})) or "none"
+    least = "" if len(prefix) >= LEAST_PREFIX else f"write at least {LEAST_PREFIX} letters of "
     raise NoSuchCache(
-        f"there are no tables of a configuration {one_line(prefix)!r} in {_named(roots)}: those "
-        f"there are: {known}"
+        f"there are no tables of a configuration {one_line(prefix)!r} in {_named(roots)}: "
+        f"{least}those there are: {known}"
     )
 
 
@@ -138,10 +165,24 @@ def target_of(cache: Cache, roots: Sequence[Path]) -> Path:
     )
 
 
+def settled(cache: Cache, root: Path, existing: Existing) -> Mapping[TableName, Table]:
+    """What `put` is to install; all that it would raise, as far as that can be known before."""
+    path, new = root / cache.config_hash, _sound(cache)
+    _require_own(root)
+    _require_own(path)
+    _require_writable(root, path)
+    for name, table in new.items():
+        source, wanted = str(path / str(name)), table
+        raw = folder.stored(root, cache.config_hash, name)
+        if raw is not None and (old := _parsed(raw)) is not None:
+            wanted = settle(old, table, existing, source)
+        written(wanted, source)
+    return new
+
+
 def put(cache: Cache, root: Path, existing: Existing) -> list[Path]:
     """Install the tables of one configuration, all or none; the files that were written."""
-    _require_own(root)
-    return folder.install(root, cache.config_hash, _sound(cache), existing)
+    return folder.install(root, cache.config_hash, settled(cache, root, existing), existing)
 
 
 def prunable(
@@ -164,17 +205,59 @@ def prunable(
     return [
         one
         for one in caches
-        if (before is None or one.used < before)
+        if (before is None or (one.tables and one.used < before))
         and (not only or any(_begins(one.config_hash, prefix) for prefix in only))
         and not any(_begins(one.config_hash, prefix) for prefix in keep)
     ]
 
 
-def prune(caches: Sequence[Cache]) -> list[Path]:
-    """Remove the tables; their files. What else lies in their folders stays."""
-    for one in caches:
-        _require_own(one.root / one.config_hash)
-    return [path for one in caches for path in folder.remove(one.root, one.config_hash)]
+def prune(cache: Cache) -> None:
+    """Remove the tables. What else lies in their folder stays, and is told if it is named as one:
+    InsecurePath."""
+    _require_own(cache.root / cache.config_hash)
+    folder.remove(cache.root, cache.config_hash)
+    if left := [one.path for one in cache.tables if one.path.is_dir()]:
+        texts = [f"{one_line(path)} is a folder, and stays: remove it by hand" for path in left]
+        raise InsecurePath("\n".join(texts))
+
+
+def _roots(versions: Path) -> Iterator[Path]:
+    """Those of all versions. A version whose folder is closed stands for its own."""
+    for version in sorted(versions.iterdir()) if versions.is_dir() else ():
+        with suppress(NotADirectoryError):
+            try:
+                yield from [path for path in sorted(version.iterdir()) if path.is_dir()]
+            except PermissionError:
+                yield version
+
+
+def _seen(root: Path) -> Iterator[Cache]:
+    """Those in folders. PermissionError if it cannot be known which there are."""
+    for config_hash in folder.hashes(root):
+        try:
+            if tables := folder.tables(root, config_hash):
+                yield Cache(root, config_hash, tuple(tables))
+        except PermissionError:
+            yield Cache(root, config_hash, (), closed(root / config_hash))
+
+
+def _links(root: Path) -> Iterator[Cache]:
+    """Those that are links, which engines follow."""
+    names = []
+    with suppress(FileNotFoundError), os.scandir(root) as entries:
+        names = [one.name for one in entries if is_config_hash(one.name) and one.is_symlink()]
+    for name in names:
+        text = (
+            f"{one_line(root / name)} is a symbolic link, which engines follow, and this does not"
+        )
+        yield Cache(root, name, (), InsecurePath(f"{text}: put the folder itself there"))
+
+
+def _parsed(raw: bytes) -> Table | None:
+    try:
+        return parse(raw, "")
+    except BadTable:
+        return None
 
 
 def _begins(config_hash: str, prefix: str) -> bool:
@@ -186,12 +269,32 @@ def _named(roots: Sequence[Path]) -> str:
 
 
 def _sound(cache: Cache) -> dict[TableName, Table]:
+    if cache.unseen is not None:
+        raise cache.unseen
     found = {}
     for one in cache.tables:
+        if one.fault == CLOSED:
+            raise closed(one.path)
         if one.table is None:
-            raise BadTable(str(one.path), one.fault)
+            raise BadTable(str(one.path), one.fault, harmless=not one.ends)
         found[one.name] = one.table
     return found
+
+
+def _require_writable(root: Path, path: Path) -> None:
+    """Closed if `path`, which is in `root`, cannot be written or made; InsecurePath if others can
+    put something there. A root may be of a group: engines make it so where each user has one."""
+    for one, others in ((root, stat.S_IWOTH), (path, stat.S_IWGRP | stat.S_IWOTH)):
+        mode = stat.S_IMODE(one.stat().st_mode) if one.is_dir() else 0
+        if mode & others and not (one == root and mode & stat.S_ISVTX):
+            raise InsecurePath(
+                f"{one_line(one)} is writable for others (mode {mode:04o}), who could replace what "
+                f"is in it: run `chmod go-w {one_line(one)}`"
+            )
+    whole = path.absolute()
+    near = next(one for one in (whole, *whole.parents) if one.exists())
+    if not os.access(near, os.W_OK | os.X_OK, effective_ids=True):
+        raise closed(path)
 
 
 def _require_own(path: Path) -> None:
@@ -206,9 +309,14 @@ def _require_own(path: Path) -> None:
 
 
 def _notes(one: Found) -> Iterator[str]:
-    if one.table is None:
-        return
     name = one_line(one.path)
+    if one.table is None:
+        if not one.ends and one.fault != CLOSED:
+            yield (
+                f"{name}: {one.fault}: no engine ends by it, but it is neither exported nor "
+                "imported; remove it, and the next start tunes anew"
+            )
+        return
     if fields := unknown_fields(one.table.metadata):
         yield (
             f"{name}: {', '.join(fields)} not known where it was tuned: FlashInfer does not use "

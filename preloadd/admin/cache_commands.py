@@ -1,10 +1,11 @@
-"""What `preloadd admin cache` can be told, and what is done then."""
+"""What `preloadctl cache` can be told, and what is done then."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -18,16 +19,19 @@ from preloadd.admin.cache import (
     prune,
     put,
     roots_of,
+    settled,
     sources,
     target_of,
 )
+from preloadd.admin.cache_errors import Several, telling, told
 from preloadd.admin.durations import seconds
 from preloadd.admin.world import World
 from preloadd.domain.lines import one_line
-from preloadd.errors import EXIT_STATUS, ConfigError, ErrorCode, InsecurePath
+from preloadd.errors import EXIT_STATUS, ConfigError, ErrorCode, PreloadError
 from preloadd.warmup.merge import Existing
 
 DAMAGED = EXIT_STATUS[ErrorCode.DAMAGED]
+CLOSED = EXIT_STATUS[ErrorCode.DENIED]
 
 
 def list_caches(options: argparse.Namespace, world: World) -> int:
@@ -43,11 +47,14 @@ def show_cache(options: argparse.Namespace, world: World) -> int:
 
 
 def verify_caches(options: argparse.Namespace, world: World) -> int:
-    """`cache verify`: 72 if an engine could end when it loads one of them."""
+    """`cache verify`: 72 if an engine could end when it loads one of them, else 77 if this user
+    may not look at one."""
     roots = roots_of(world.environ, options.root)
     found = caches_in(roots) if options.hash is None else [pick(roots, options.hash)]
     _tell(found, cache_report.as_verdict(found), options)
-    return DAMAGED if any(one.faults for one in found) else 0
+    if any(one.faults for one in found):
+        return DAMAGED
+    return CLOSED if any(one.closed for one in found) else 0
 
 
 def export_cache(options: argparse.Namespace, world: World) -> int:
@@ -62,8 +69,10 @@ def import_caches(options: argparse.Namespace, world: World) -> int:
     # All are judged, and placed, before one is written.
     todo = [(one, target_of(one, roots)) for one in sources(options.folder)]
     for one, root in todo:
-        _written(put(one, root, options.existing))
-    return 0
+        settled(one, root, options.existing)
+    # What a full disk may stop halfway has been told by then.
+    done = [_tell_written(put(one, root, options.existing)) for one, root in todo]
+    return 0 if any(done) else _written([])
 
 
 def prune_caches(options: argparse.Namespace, world: World) -> int:
@@ -81,32 +90,44 @@ def prune_caches(options: argparse.Namespace, world: World) -> int:
     if not found:
         sys.stdout.write("nothing to do\n")
     elif options.yes:
-        gone = prune(found)
-        sys.stdout.writelines(f"removed {one_line(path)}\n" for path in gone)
-        _require_gone(found, gone)
+        _prune_all(found)
     else:
         sys.stdout.write(cache_report.as_list(found))
         sys.stdout.write("nothing was removed: --yes removes these\n")
     return 0
 
 
-def _require_gone(caches: Sequence[Cache], gone: Collection[Path]) -> None:
-    """InsecurePath that names what is still there, and is no file that could be removed."""
-    tables = [one.path for cache in caches for one in cache.tables]
-    left = [path for path in tables if path not in gone and path.is_dir()]
-    if left:
-        raise InsecurePath(
-            "\n".join(
-                f"{one_line(path)} is a folder, and stays: remove it by hand" for path in left
-            )
-        )
+def _prune_all(caches: Sequence[Cache]) -> None:
+    """Remove all that can be removed, and tell it; then Several, if some could not."""
+    failed = []
+    for one in caches:
+        try:
+            prune(one)
+        except PreloadError as error:
+            failed.append(error)
+        except OSError as error:
+            failed.append(told(error))
+        gone = [table.path for table in one.tables if _is_gone(table.path)]
+        sys.stdout.writelines(f"removed {one_line(path)}\n" for path in gone)
+    if failed:
+        raise Several(failed)
+
+
+def _is_gone(path: Path) -> bool:
+    try:
+        os.lstat(path)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False  # who may not look into its folder has not removed it
+    return False
 
 
 def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add all of these to a parser, each with its function as `command`."""
     for name, command, arguments, text in _COMMANDS:
         added = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
-        added.set_defaults(command=command)
+        added.set_defaults(command=telling(command))
         added.add_argument(
             "--root",
             type=given.folder,
@@ -175,7 +196,12 @@ def _tell(found: Sequence[Cache], text: str, options: argparse.Namespace) -> int
 
 
 def _written(paths: Sequence[Path]) -> int:
-    sys.stdout.writelines(f"written {one_line(path)}\n" for path in paths)
-    if not paths:
+    if not _tell_written(paths):
         sys.stdout.write("nothing to do: the same tables are there\n")
     return 0
+
+
+def _tell_written(paths: Sequence[Path]) -> bool:
+    """Whether there are any."""
+    sys.stdout.writelines(f"written {one_line(path)}\n" for path in paths)
+    return bool(paths)

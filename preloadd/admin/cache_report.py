@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
 
 from preloadd.admin.cache import Cache
+from preloadd.admin.columns import aligned, moment
 from preloadd.domain.lines import one_line
 from preloadd.warmup.folder import Found
 from preloadd.warmup.verdict import FIELDS
@@ -18,14 +18,13 @@ def as_list(caches: Sequence[Cache]) -> str:
     """One configuration a line, below the root that it is in."""
     if not caches:
         return "no tables\n"
-    rows = [_row(one) for one in caches]
-    widths = [max(map(len, column)) for column in zip(_HEADS, *rows, strict=True)]
+    heads, *rows = aligned([_HEADS, *map(_row, caches)])
     lines, root = [], None
     for one, row in zip(caches, rows, strict=True):
         if one.root != root:
             root = one.root
-            lines += [f"{one_line(root)}:", _line(_HEADS, widths)]
-        lines.append(_line(row, widths))
+            lines += [f"{one_line(root)}:", heads]
+        lines.append(row)
     return _text(lines)
 
 
@@ -34,7 +33,7 @@ def as_sheet(cache: Cache) -> str:
     lines = [f"configuration  {cache.config_hash}", f"folder         {one_line(cache.root)}"]
     for one in cache.tables:
         lines += ["", f"{one.name}  last used {moment(one.used)}", *_about(one)]
-    told = [*cache.faults, *cache.notes]
+    told = [*cache.faults, *cache.closed, *cache.notes]
     return _text([*lines, *([""] if told else []), *told])
 
 
@@ -42,11 +41,14 @@ def as_verdict(caches: Sequence[Cache]) -> str:
     """What is wrong or odd, one a line, then how many there are."""
     count = sum(len(one.tables) for one in caches)
     bad = sum(len(one.faults) for one in caches)
+    closed = [line for one in caches for line in one.closed]
     faults = [
         f"{fault}; remove it, and the next start tunes anew" for c in caches for fault in c.faults
     ]
     notes = [f"note: {note}" for one in caches for note in one.notes]
-    return _text([*faults, *notes, f"{count} tables, {bad} of them not fit for an engine"])
+    whole = f"{count} tables, {bad} of them not fit for an engine"
+    more = [f"not looked at, see above: {len(closed)}"] if closed else []
+    return _text([*faults, *closed, *notes, "; ".join([whole, *more])])
 
 
 def as_json(caches: Sequence[Cache]) -> str:
@@ -54,22 +56,17 @@ def as_json(caches: Sequence[Cache]) -> str:
     return json.dumps({"caches": [_value(one) for one in caches]}, indent=2) + "\n"
 
 
-def moment(seconds: float) -> str:
-    """A wall time as people and machines read it."""
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
 def _row(cache: Cache) -> tuple[str, ...]:
-    state = "damaged" if cache.faults else "noted" if cache.notes else "ok"
+    states = {"damaged": cache.faults, "closed": cache.closed, "noted": cache.notes}
     entries = sorted({len(one.table.entries) for one in cache.tables if one.table})
     return (
-        cache.config_hash[:12],
+        cache.config_hash[:12] or "?",
         _common(cache, "flashinfer_version"),
         _common(cache, "gpu"),
         str(len(cache.tables)),
         "-".join(map(str, dict.fromkeys((*entries[:1], *entries[-1:])))) or "?",
-        moment(cache.used),
-        state,
+        moment(cache.used) if cache.tables else "?",
+        next((state for state, told in states.items() if told), "ok"),
     )
 
 
@@ -78,13 +75,9 @@ def _common(cache: Cache, field: str) -> str:
     return ", ".join(sorted(one_line(value or "?") for value in found)) or "?"
 
 
-def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    return "  ".join(f"{cell:<{width}}" for cell, width in zip(cells, widths, strict=True)).rstrip()
-
-
 def _about(one: Found) -> Iterator[str]:
     if one.table is None:
-        yield "  not fit for an engine"
+        yield "  not fit for an engine" if one.ends else "  not read, see below"
         return
     if one.table.metadata is None:
         yield "  tuned in an environment that it does not tell"
@@ -99,8 +92,8 @@ def _value(cache: Cache) -> dict[str, object]:
     return {
         "root": str(cache.root),
         "hash": cache.config_hash,
-        "last_used": moment(cache.used),
-        "faults": list(cache.faults),
+        "last_used": moment(cache.used) if cache.tables else None,
+        "faults": [*cache.faults, *cache.closed],
         "notes": list(cache.notes),
         "tables": [_table(one) for one in cache.tables],
     }

@@ -30,6 +30,7 @@ from preloadd.linux import peers, seqpacket
 from preloadd.linux.systemctl import Systemctl
 from preloadd.weights.checkpoint import locate, open_checkpoint
 from preloadd.weights.native import require_divisible
+from preloadd.weights.vllm import require_heads
 
 TEMPLATE = "preloadd@CPU-0.service"
 """Any rank's unit: all are made of one template."""
@@ -192,7 +193,7 @@ def _look_at(
             nbytes += found[1]
     if len(folders) < len(list(_checkpoints(group))):
         return None, faults
-    if group.builder == "native" and (why := _indivisible(folders[0], group)):
+    if why := _indivisible(folders[0], group):
         faults.append(Fault(file, "parallel", f"{why} (change the sizes)"))
     instances = tuple(map(str, group.instances))
     return Model(group.name, str(folders[0]), nbytes, instances), faults
@@ -237,8 +238,12 @@ def _checkpoint(name: str, revision: str, trial: Service) -> tuple[Path, int] | 
 def _indivisible(folder: Path, group: Group) -> str:
     """Why the ranks of a group cannot hold the checkpoint between them; empty if they can, or if
     it cannot be read, of which ranks complain."""
+    parallel = group.parallel.parallel
     try:
-        require_divisible(folder, group.parallel.parallel)
+        if group.builder == "native":
+            require_divisible(folder, parallel)
+        else:
+            require_heads(folder, parallel.tensor, group.arguments)
     except PreloadError as error:
         return str(error)
     return ""

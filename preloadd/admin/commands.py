@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from preloadd.admin import cache_commands, given
+from preloadd.admin.columns import columns
 from preloadd.admin.doctor import diagnose
 from preloadd.admin.durations import seconds
 from preloadd.admin.environment import Answer, Environment, interpreter, look, parts, require_own
@@ -31,7 +32,7 @@ Command = Callable[[argparse.Namespace, World], int]
 def parser() -> argparse.ArgumentParser:
     """The command line. `command` of what it parses is to be called with it and the host."""
     top = argparse.ArgumentParser(
-        "preloadd admin", description="Configuration, doctor, plugins, tokens and caches."
+        "preloadctl", description="Configuration, doctor, plugins, tokens and caches."
     )
     areas = top.add_subparsers(required=True, metavar="COMMAND")
     config = areas.add_parser("config", help="check, show or apply what is in /etc/preloadd")
@@ -54,7 +55,7 @@ def parser() -> argparse.ArgumentParser:
 def examine(options: argparse.Namespace, world: World) -> int:
     """`doctor`: 78 if something does not work."""
     findings = diagnose(world)
-    sys.stdout.write(as_json(findings) if options.json else as_table(findings))
+    sys.stdout.write(as_json(findings) if options.json else as_table(findings, columns()))
     return FAULTY if has_fault(findings) else 0
 
 
@@ -148,7 +149,7 @@ def tell_plugin(options: argparse.Namespace, world: World) -> int:
     from preloadd.admin.doctor.plugin import judge
 
     findings = list(judge(_environment(options, world)[0]))
-    sys.stdout.write(as_json(findings) if options.json else as_table(findings))
+    sys.stdout.write(as_json(findings) if options.json else as_table(findings, columns()))
     return FAULTY if has_fault(findings) else 0
 
 

@@ -20,13 +20,17 @@ def summary(report: Report) -> str:
     """One line about what is right; nothing where something is wrong."""
     if report.faults:
         return ""
-    ranks = sum(len(model.instances) for model in report.models)
+    groups = _many("group", len(report.models))
+    ranks = _many("rank", sum(len(model.instances) for model in report.models))
     nbytes = sum(model.nbytes for model in report.models)
-    groups = len(report.models)
-    return f"nothing is wrong: {groups} groups, {ranks} ranks, {nbytes:,} bytes of checkpoints\n"
+    return f"nothing is wrong: {groups}, {ranks}, {nbytes:,} bytes of checkpoints\n"
 
 
 def as_json(report: Report) -> str:
     """The same for machines."""
     body = {"valid": not report.faults, **asdict(report)}
     return json.dumps(body, indent=2) + "\n"
+
+
+def _many(what: str, count: int) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"

@@ -12,9 +12,9 @@ import os
 import pwd
 import secrets
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 
+from preloadd.admin.columns import aligned, moment
 from preloadd.config.tokens import change_tokens, keep_secret, read_tokens
 from preloadd.domain.tokens import (
     PREFIX,
@@ -121,13 +121,8 @@ def as_table(tokens: Sequence[Token]) -> str:
     """One token a line."""
     if not tokens:
         return "no tokens\n"
-    width = max(4, *(len(one.name) for one in tokens))
-    rows = [(one.name, _moment(one.created), _moment(one.expires)) for one in tokens]
-    lines = [
-        f"{name:<{width}}  {created:<20}  {expires}"
-        for name, created, expires in [("NAME", "CREATED", "EXPIRES"), *rows]
-    ]
-    return "\n".join(lines) + "\n"
+    rows = [(one.name, moment(one.created), _end(one)) for one in tokens]
+    return "".join(f"{line}\n" for line in aligned([("NAME", "CREATED", "EXPIRES"), *rows]))
 
 
 def as_json(tokens: Sequence[Token]) -> str:
@@ -135,8 +130,8 @@ def as_json(tokens: Sequence[Token]) -> str:
     told = [
         {
             "name": one.name,
-            "created": _moment(one.created),
-            "expires": one.expires and _moment(one.expires),
+            "created": moment(one.created),
+            "expires": one.expires and moment(one.expires),
         }
         for one in tokens
     ]
@@ -163,7 +158,5 @@ def _require(tokens: Sequence[Token], name: str) -> None:
         raise ConfigError(f"there is no token {name!r}: those there are: {known}")
 
 
-def _moment(seconds: float | None) -> str:
-    if seconds is None:
-        return "never"
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+def _end(one: Token) -> str:
+    return "never" if one.expires is None else moment(one.expires)

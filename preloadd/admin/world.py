@@ -15,10 +15,13 @@ from pathlib import Path
 
 from preloadd.config.files import config_dir
 from preloadd.domain.settings import RUNNING
+from preloadd.errors import InsecurePath
+from preloadd.linux.plain import read_file
 
 CACHE = "/var/cache/preloadd"
 """The cache folder of the units."""
 
+_MAX_NBYTES = 1 << 20
 _GPU_UUID = re.compile(r"^GPU UUID:\s+(GPU-[0-9a-f-]{36})\s*$", re.MULTILINE)
 _ASSIGNMENT = re.compile(r"\s*([A-Za-z_][A-Za-z0-9_]*)=(.*)\Z")
 
@@ -88,18 +91,18 @@ class World:
         records = self.records().items()
         return [(path, found) for path, found in records if isinstance(found, bytes)]
 
-    def records(self) -> dict[Path, bytes | OSError]:
+    def records(self) -> dict[Path, bytes | OSError | InsecurePath]:
         """What is in the record of each rank of systemd, or why that cannot be seen."""
-        found: dict[Path, bytes | OSError] = {}
+        found: dict[Path, bytes | OSError | InsecurePath] = {}
         # Not `glob`: to that a folder it may not look into is an empty one.
         with suppress(FileNotFoundError):
             for folder in sorted(self.runtime.iterdir()):
                 path = folder / RUNNING
                 try:
-                    found[path] = _regular(path)
+                    found[path] = read_file(path, _MAX_NBYTES)
                 except (FileNotFoundError, NotADirectoryError):
                     continue
-                except OSError as error:
+                except (OSError, InsecurePath) as error:
                     found[path] = error
         return found
 
@@ -122,10 +125,3 @@ def assignments(text: str) -> Iterator[tuple[str, str]]:
         except ValueError:  # an open quote
             words = [found[2].strip()]
         yield found[1], " ".join(words)
-
-
-def _regular(path: Path) -> bytes:
-    """The content of a file that its daemon wrote, never followed to anywhere else."""
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(fd, "rb") as file:
-        return file.read(1 << 20)

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 from types import FrameType
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 from preloadd.errors import EXIT_STATUS, ErrorCode
 
@@ -23,7 +23,8 @@ def main() -> NoReturn:
         from preloadd.cli.world import World
 
         as_module = sys.argv[0] == __file__
-        world = World(os.environ, os.geteuid(), sys.stdout, sys.stderr, as_module=as_module)
+        out, err = _stream(sys.stdout, 1), _stream(sys.stderr, 2)
+        world = World(os.environ, os.geteuid(), out, err, as_module=as_module)
         status = run(sys.argv[1:], world)
     except ModuleNotFoundError as error:
         # The text is the whole of it to an administrator who named another interpreter.
@@ -37,6 +38,17 @@ def main() -> NoReturn:
     # What is left to do is the interpreter's, which would answer Ctrl-C with a traceback.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     sys.exit(status)
+
+
+def _stream(stream: TextIO | None, fd: int) -> TextIO:
+    """`stream`; if there is none, since `fd` was closed, one that cannot be written either."""
+    if stream is not None:
+        return stream
+    nowhere = os.open(os.devnull, os.O_RDONLY)
+    if nowhere != fd:
+        os.dup2(nowhere, fd)
+        os.close(nowhere)
+    return open(fd, "w", encoding="utf-8", closefd=False)
 
 
 def _end(number: int, _frame: FrameType | None) -> NoReturn:

@@ -28,6 +28,7 @@ from preloadd.cli.options import (
     Supervisor,
     Timeout,
     Wait,
+    seconds,
 )
 from preloadd.cli.overview import Overview, select
 from preloadd.cli.ranks import folders
@@ -112,7 +113,13 @@ def status(
     *,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Go on until Ctrl-C.")] = False,
     interval: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0.1, help="Time between two looks of --watch.")
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            min=0.1,
+            callback=seconds,
+            help="Time between two looks of --watch.",
+        ),
     ] = 1.0,
     output: Output = Form.TABLE,
     json: Json = False,

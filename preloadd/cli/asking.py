@@ -18,6 +18,7 @@ from preloadd.cli.exits import CommandFailed, Exit
 from preloadd.cli.overview import Condition, Rank, holders
 from preloadd.cli.ranks import Place, ask_all, look_at, request
 from preloadd.errors import EXIT_STATUS, ErrorCode, PreloadError
+from preloadd.linux.threads import starting
 from preloadd.protocol.messages import Done, NotAvailable, Refused, Reply, Request
 
 SETTLE_S = 10.0
@@ -71,8 +72,9 @@ class Order:
 
         CommandFailed when the time is over; the ranks do it all the same.
         """
-        for rank in self._ranks:
-            threading.Thread(target=self._ask, args=[rank], daemon=True).start()
+        with starting("asking the ranks"):
+            for rank in self._ranks:
+                threading.Thread(target=self._ask, args=[rank], daemon=True).start()
         self._wait()
         refusals = [found for rank in self._ranks if (found := self._answers[rank.socket])]
         if refusals:
@@ -110,7 +112,11 @@ class Order:
     def _waited_for(self, ranks: Sequence[Rank]) -> str:
         named = ", ".join(rank.instance for rank in ranks)
         profilers = holders(
-            replace(rank, leases=tuple(lease for lease in rank.leases if lease.profiling))
+            replace(
+                rank,
+                leases=tuple(lease for lease in rank.leases if lease.profiling),
+                lease_count=None,
+            )
             for rank in ranks
         )
         if not profilers:

@@ -11,6 +11,7 @@ from preloadd.cli.overview import Overview, Rank, overview, with_rates
 from preloadd.cli.ranks import Folders, Place
 from preloadd.errors import NoServiceManager, PreloadError
 from preloadd.linux.systemctl import Systemctl
+from preloadd.linux.threads import starting
 
 RATE_OVER = 0.25
 """Seconds between two looks that tell how fast a rank loads."""
@@ -57,7 +58,8 @@ class _InBackground:
         self._services = units.Services()
         self._trouble: tuple[str, ...] = ()
         self._thread = threading.Thread(target=self._ask, daemon=True)
-        self._thread.start()
+        with starting("asking systemd"):
+            self._thread.start()
 
     def result(self) -> tuple[units.Services, tuple[str, ...]]:
         """The services, none where there is no systemd, and what went wrong. Blocks."""

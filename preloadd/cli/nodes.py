@@ -12,6 +12,7 @@ from preloadd.cli.overview import Overview
 from preloadd.cli.views import Everywhere, Node, NodeRank, everywhere
 from preloadd.domain.endpoint import Endpoint
 from preloadd.errors import ConfigError, PreloadError, ProtocolViolation
+from preloadd.protocol.messages import Seconds
 
 PATH = "/v1/peers"
 
@@ -32,7 +33,7 @@ class _Peer(msgspec.Struct, frozen=True):
     address: str
     reachable: bool
     problem: str
-    age_seconds: float | None
+    age_seconds: Seconds | None
     host: str
     version: str
     groups: tuple[_Group, ...]

@@ -8,6 +8,9 @@ from typing import Annotated
 
 import typer
 
+LONGEST_S = 1e6
+"""Seconds; the kernel counts them in milliseconds of 31 bits."""
+
 
 class Form(StrEnum):
     """How a value is shown."""
@@ -15,6 +18,13 @@ class Form(StrEnum):
     TABLE = "table"
     JSON = "json"
     YAML = "yaml"
+
+
+def seconds(value: float) -> float:
+    """`value` if it can be waited for; a wrong command line if not."""
+    if value <= LONGEST_S:
+        return value
+    raise typer.BadParameter(f"{value} is too long: give {LONGEST_S:.0f} seconds at most")
 
 
 Groups = Annotated[
@@ -35,7 +45,10 @@ SocketDir = Annotated[
 RankTimeout = Annotated[
     float,
     typer.Option(
-        metavar="SECONDS", min=0.01, help="How long a rank may take to answer before it is stuck."
+        metavar="SECONDS",
+        min=0.01,
+        callback=seconds,
+        help="How long a rank may take to answer before it is stuck.",
     ),
 ]
 Supervisor = Annotated[

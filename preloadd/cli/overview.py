@@ -75,6 +75,7 @@ class Rank:
     counters: Mapping[str, int] = field(default_factory=dict)
     key: Mapping[str, str] = field(default_factory=dict)
     warmup: tuple[str, ...] = ()
+    divided: str = ""
 
     @property
     def serving(self) -> bool:
@@ -173,10 +174,25 @@ def select(seen: Overview, names: Collection[str]) -> Overview:
     unknown = [name for name in names if name not in known]
     if unknown:
         raise CommandFailed(
-            f"there is no group {', '.join(unknown)} here: {_known(known)}{_elsewhere(seen)}",
+            f"there is no group {', '.join(unknown)} here: {_known(seen)}{_elsewhere(seen)}",
             Exit.NOT_FOUND,
         )
     return _judged(tuple(known[name] for name in dict.fromkeys(names)), seen.notes, seen.looked_in)
+
+
+def remembering(seen: Overview, name: str, places: Collection[str]) -> Overview:
+    """`seen`, in which a rank at one of `places` that tells no group, as one that hangs, or is
+    started again after a crash, is still one of the group `name`."""
+    ranks = [
+        replace(rank, group=name) if not rank.group and rank.place in places else rank
+        for rank in seen.ranks
+    ]
+    managed = {
+        group.name: Managed(group.target, group.active, tuple(r.instance for r in group.ranks))
+        for group in seen.groups
+        if group.target
+    }
+    return overview(ranks, managed, seen.notes, seen.looked_in)
 
 
 def with_rates(seen: Overview, before: Iterable[Rank], after: Iterable[Rank], s: float) -> Overview:
@@ -213,8 +229,14 @@ def told(rank: Rank) -> str:
 
 def holders(ranks: Iterable[Rank], *, most: int = 5) -> str:
     """Who holds weights of these ranks, each process once, for a message."""
-    found = {(lease.client, lease.pid): None for rank in ranks for lease in rank.leases}
+    seen = tuple(ranks)
+    found = {(lease.client, lease.pid): None for rank in seen for lease in rank.leases}
     named = [f"{client} (pid {pid})" for client, pid in found]
+    named += [
+        f"{rank.lease_count} that {rank.instance} does not name"
+        for rank in seen
+        if rank.lease_count and not rank.leases
+    ]
     more = f" and {len(named) - most} more" if len(named) > most else ""
     return ", ".join(named[:most]) + more
 
@@ -223,7 +245,7 @@ def _group(name: str, ranks: Sequence[Rank], managed: Managed | None) -> Group:
     if managed is not None:
         place = {instance: number for number, instance in enumerate(managed.instances)}
         ranks = sorted(ranks, key=lambda rank: place.get(rank.instance, len(place)))
-    serving = bool(ranks) and all(rank.serving for rank in ranks)
+    serving = bool(ranks) and all(rank.serving and not rank.divided for rank in ranks)
     target, active = (managed.target, managed.active) if managed is not None else ("", "")
     return Group(name, serving, target, active, tuple(ranks))
 
@@ -235,9 +257,14 @@ def _judged(
     return Overview(healthy, groups, notes, looked_in)
 
 
-def _known(names: Collection[str]) -> str:
-    listed = ", ".join(name or "(no group)" for name in names)
-    return f"there are {listed}" if listed else "no group is configured and no rank was found"
+def _known(seen: Overview) -> str:
+    """The groups that there are, and the ranks that may be of any."""
+    names = [group.name for group in seen.groups if group.name]
+    unnamed = [f"{rank.instance} ({rank.condition})" for rank in seen.ranks if not rank.group]
+    parts = [f"there are {', '.join(names)}"] if names else []
+    if unnamed:
+        parts.append(f"the group of {', '.join(unnamed)} is not known, and may be it")
+    return "; ".join(parts) or "no group is configured and no rank was found"
 
 
 def _elsewhere(seen: Overview) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pwd
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -15,16 +14,15 @@ from preloadd.cli.overview import Condition, Holder, Rank
 from preloadd.domain.ids import Instance
 from preloadd.errors import AccessDenied, ConfigError, InsecurePath, PreloadError, Unavailable
 from preloadd.linux.locks import FILE_NAME, holder
-from preloadd.linux.paths import derived_dirs, socket_dirs, trusted_dir
+from preloadd.linux.paths import derived_dirs, socket_dirs, trusted_dir, trusted_users
+from preloadd.linux.seqpacket import listens_unseen
+from preloadd.linux.threads import starting
 from preloadd.protocol.messages import Reply, Request, StatusTold
 from preloadd.transport.blocking import connect
 from preloadd.transport.status import ask_status
 
 Asked = TypeVar("Asked")
 Answer = TypeVar("Answer")
-
-DAEMON_USER = "preloadd"
-"""The user that ranks of the service manager run as; its folders are trusted if it exists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +57,7 @@ def folders(environ: Mapping[str, str], uid: int, chosen: Path | None) -> Folder
             raise ConfigError(f"--socket-dir {chosen}: there is no such folder")
         return Folders((chosen.absolute(),))
     found, notes = [], []
-    derived, owners = derived_dirs(environ, uid), _daemon_user()
+    derived, owners = derived_dirs(environ, uid), trusted_users()
     for path in socket_dirs(environ, uid):
         try:
             trusted_dir(path, derived=path in derived, owners=owners)
@@ -92,8 +90,9 @@ def in_parallel(work: Callable[[Asked], Answer], asked: Sequence[Asked]) -> list
         answers[number] = work(asked[number])
 
     threads = [threading.Thread(target=run, args=[n], daemon=True) for n in range(len(asked))]
-    for thread in threads:
-        thread.start()
+    with starting("asking the ranks"):
+        for thread in threads:
+            thread.start()
     for thread in threads:
         thread.join()
     return [answers[number] for number in range(len(asked))]
@@ -126,12 +125,6 @@ def request(socket: Path, wanted: Request, *, timeout: float, patience: float) -
     return answer.reply
 
 
-def _daemon_user() -> set[int]:
-    with suppress(KeyError):
-        return {pwd.getpwnam(DAEMON_USER).pw_uid}
-    return set()
-
-
 def _places(folder: Path) -> Iterator[Place]:
     for path in _entries(folder):
         try:
@@ -162,6 +155,11 @@ def _silent(place: Place, error: PreloadError, timeout: float) -> tuple[Conditio
             return Condition.STUCK, f"{who} does not answer within {timeout:g} s"
         case Unavailable() if place.pid is None:
             return Condition.ABSENT, f"its daemon has ended: nobody listens on {place.socket}"
+        case Unavailable() if listens_unseen(place.socket):
+            return Condition.UNCLEAR, (
+                f"{who} serves, but its socket {place.socket} was removed, and nobody finds it: "
+                "`preloadctl restart`, or end its `preloadd run` and start that again"
+            )
         case Unavailable():
             return Condition.STARTING, f"{who} runs and does not listen yet"
         case AccessDenied():

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from preloadd.cli.asking import Order
 from preloadd.cli.control import How, Say
 from preloadd.cli.exits import CommandFailed, Exit
 from preloadd.cli.look import Lookout
-from preloadd.cli.overview import Condition, Overview, Rank, holders, select, told
+from preloadd.cli.overview import Condition, Overview, Rank, holders, remembering, select, told
 from preloadd.cli.watch import Teller
 from preloadd.protocol.messages import Load, Release
 
@@ -45,7 +45,8 @@ def release_weights(lookout: Lookout, name: str, say: Say) -> Overview:
     if not serving:
         say(f"{name}: there is nothing to release")
     Order(Release(), serving, timeout=lookout.timeout, say=say, until=math.inf).carry_out()
-    return select(lookout.look(), [name])
+    places = {rank.place for rank in seen.ranks}
+    return select(remembering(lookout.look(), name, places), [name])
 
 
 def load_again(lookout: Lookout, name: str, how: How, say: Say) -> Overview:
@@ -68,19 +69,28 @@ def load_again(lookout: Lookout, name: str, how: How, say: Say) -> Overview:
         if how.wait:
             raise
         say("load is ordered: `preloadctl status --watch` shows how it goes")
-    if not how.wait:
-        return select(lookout.look(), [name])
-    return _until_loaded(teller, name, {rank.place for rank in idle}, until)
+    places = {rank.place for rank in seen.ranks}
+
+    def look() -> Overview:
+        return select(remembering(teller.look(), name, places), [name])
+
+    return _until_loaded(look, {rank.place for rank in idle}, until) if how.wait else look()
 
 
-def _until_loaded(teller: Teller, name: str, asked: Collection[str], until: float) -> Overview:
-    settled = time.monotonic() + SETTLE_S
+def _until_loaded(look: Callable[[], Overview], asked: Collection[str], until: float) -> Overview:
+    settled = going = time.monotonic() + SETTLE_S
     while True:
-        seen = select(teller.look(), [name])
+        seen = look()
         now = time.monotonic()
-        waits = [rank for rank in seen.ranks if rank.place in asked and _under_way(rank)]
+        ours = [rank for rank in seen.ranks if rank.place in asked]
+        waits = [rank for rank in ours if _under_way(rank)]
+        if waits:
+            going = now + SETTLE_S
         if now < settled:
-            waits += [rank for rank in seen.ranks if rank.place in asked and not rank.serving]
+            waits += [rank for rank in ours if not rank.serving]
+        elif now < going:
+            # It crashed, and is about to be started again.
+            waits += [rank for rank in ours if rank.condition is Condition.ABSENT]
         if not waits:
             return seen
         if now >= until:

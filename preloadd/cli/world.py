@@ -56,7 +56,7 @@ class World:
                 os.dup2(nowhere.fileno(), self.out.fileno())
             if isinstance(error, BrokenPipeError):
                 raise typer.Exit(Exit.BROKEN_PIPE) from None
-            raise
+            raise OSError(error.errno, error.strerror, "standard output") from error
 
     def say(self, text: str) -> None:
         """Write lines to standard error, at once; there is nobody to tell if that fails."""

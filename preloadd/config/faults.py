@@ -9,7 +9,7 @@ from typing import TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from preloadd.config.files import Fault, Key, Layers, spelled
+from preloadd.config.files import HOST_FILE, Fault, Key, Layers, spelled
 from preloadd.config.strict import fields_of, tables_of
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -36,6 +36,15 @@ _BOUNDS = {
     "less_than": ("less than", "lt"),
     "less_than_equal": ("at most", "le"),
 }
+
+_HOSTS = {
+    "weight_cache_socket_dir": "socket_dir",
+    "weight_cache_health_host": "supervisor.host",
+    "weight_cache_health_port": "supervisor.port",
+    "rendezvous_timeout": "deadlines.rendezvous_s",
+    "peer_silence_timeout": "deadlines.peer_silence_s",
+}
+"""Keys of the host's file by the names of the flags of `preloadd run` that say the same."""
 
 
 def validated(
@@ -70,6 +79,8 @@ def told(fault: ErrorDetails, model: type[BaseModel], origin: str) -> Fault:
 def unknown_hint(model: type[BaseModel], key: Key) -> str:
     """What somebody may have meant who wrote `key`, which `model` does not have."""
     *table, name = key
+    if name in _HOSTS:
+        return f"write {_HOSTS[name]} in {HOST_FILE}, for all groups"
     places = [(place, False) for place, _ in fields_of(model)]
     places += [(place, True) for place in tables_of(model)]
     here = [place[-1] for place, _ in places if list(place[:-1]) == table]

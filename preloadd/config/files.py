@@ -19,6 +19,8 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from preloadd.domain.strict_json import is_deeper
+from preloadd.errors import InsecurePath
+from preloadd.linux.plain import open_file, read_up_to
 
 CONFIG_DIR = Path("/etc/preloadd")
 HOST_FILE = "preloadd.toml"
@@ -157,16 +159,17 @@ def read(path: Path) -> Table | Fault:
 def content(path: Path) -> bytes | Fault:
     """What is in the file at `path`, or why it cannot be read."""
     try:
-        found = path.stat()
-        if not stat.S_ISREG(found.st_mode):
-            return Fault(str(path), "", "is no regular file (remove it, or write a file)")
-        if found.st_size > MAX_NBYTES:
-            return Fault(
-                str(path), "", f"has {found.st_size:,} bytes (shorten it to {MAX_NBYTES:,})"
-            )
-        return path.read_bytes()
+        with open_file(path, follow=True) as fd:
+            raw = read_up_to(fd, MAX_NBYTES + 1)
+            # Of one that is too long, not all was read.
+            nbytes = max(len(raw), os.fstat(fd.fileno()).st_size)
+    except InsecurePath:
+        return Fault(str(path), "", "is no regular file (remove it, or write a file)")
     except OSError as error:
         return _closed(path, error)
+    if nbytes > MAX_NBYTES:
+        return Fault(str(path), "", f"has {nbytes:,} bytes (shorten it to {MAX_NBYTES:,})")
+    return raw
 
 
 def parse(raw: bytes, origin: str) -> Table | Fault:

@@ -19,7 +19,7 @@ from preloadd.config.engine import (
 )
 from preloadd.config.faults import validated
 from preloadd.config.files import Document, Fault, Layers
-from preloadd.config.seeding import PREFIX, Seed, seed_faults, seeding
+from preloadd.config.seeding import PREFIX, Seed, bundle_faults, seed_faults
 from preloadd.config.spread import NOTHING, Spread, spread_faults
 from preloadd.config.strict import (
     GroupId,
@@ -37,14 +37,13 @@ from preloadd.config.strict import (
 )
 from preloadd.config.vllm import Division, divide
 from preloadd.domain.devices import ALL
-from preloadd.domain.endpoint import Endpoint
 from preloadd.domain.ids import Instance, device_id, on_host
-from preloadd.domain.launch import Launch, Misfit, world_told
+from preloadd.domain.launch import Launch, Misfit, here_told
 from preloadd.domain.nodes import Node, plan_node
 from preloadd.domain.settings import CHUNK_BYTES, Access, Builder, Layout, Memory, resolved
 from preloadd.errors import ConfigError
 
-APPLY = "`preloadd admin config apply`"
+APPLY = "`preloadctl config apply`"
 
 # As drivers write them: NVIDIA's, and AMD's shorter one.
 _UUID = r"[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}"
@@ -210,26 +209,6 @@ class Group(Strict):
         return plan_node(self.parallel.launch(self.gpus, drafts=self.drafted is not None))
 
     @property
-    def meetings(self) -> dict[str, tuple[str, int]]:
-        """Address and port at which ranks of several nodes meet, by the key that says the port."""
-        node = self.node
-        if node.count == 1:
-            return {}
-        met = node.meeting
-        ports = {
-            "weight_cache_master_port": met.port,
-            "weight_cache_draft_master_port": met.draft_port,
-        }
-        return {key: (met.address, port) for key, port in ports.items() if port is not None}
-
-    @property
-    def listens(self) -> tuple[Endpoint, ...]:
-        """Where the ranks of this host are asked by others."""
-        node = self.node
-        found = [seeding(self.seed, node, instance) for instance in node.instances]
-        return tuple(each.listen for each in found if each and each.listen)
-
-    @property
     def allowed(self) -> Access:
         """Who may attach, as a value."""
         return Access(groups=self.access.groups, users=self.access.users)
@@ -284,9 +263,13 @@ def _misplaced(document: Document, ports: Mapping[str, int]) -> Iterator[Fault]:
 
 
 def _seeded(document: Document) -> Iterator[Fault]:
-    """What is wrong with `[seed]`, as far as each of its keys is right."""
+    """What is wrong with `[seed]`, as far as each of its keys is right, and with bundles."""
     seed = _seed_of(document)
     for misfit in seed_faults(seed) if seed else ():
+        yield _told(misfit, document)
+    warmup, builder = document.table.get("warmup"), document.table.get("builder", Builder.NATIVE)
+    trusted = isinstance(warmup, dict) and warmup.get("trust_bundles") is True
+    for misfit in bundle_faults(trusted=trusted, native=builder == Builder.NATIVE):
         yield _told(misfit, document)
 
 
@@ -302,6 +285,8 @@ def _told(misfit: Misfit, document: Document) -> Fault:
     key = f"parallel.{misfit.setting}"
     if misfit.setting == "devices":
         key = "gpus"
+    elif misfit.setting == "trust_bundles":
+        key = "warmup.trust_bundles"
     elif misfit.setting.startswith(PREFIX):
         key = f"seed.{misfit.setting.removeprefix(PREFIX)}"
     return Fault(str(document.path), key, misfit.bracketed)
@@ -311,10 +296,9 @@ def _left_over(launch: Launch) -> Iterator[Misfit]:
     """Devices that would have no rank."""
     here, devices = plan_node(launch).ranks, launch.devices or ()
     if len(devices) > len(here):
-        text = f"{len(devices)} are too many for the {len(here)} ranks of this node, {here.start}"
-        whole = world_told(launch.parallel)
+        text = f"{len(devices)} are too many for {here_told(launch.parallel, here)}"
         more = f"leave out {len(devices) - len(here)}, or change the sizes"
-        yield Misfit("devices", f"{text} to {here[-1]} of {whole}: {more}")
+        yield Misfit("devices", f"{text}: {more}")
 
 
 def _memory_of(device: str) -> Memory:

@@ -6,7 +6,7 @@ The later wins: file, drop-ins in order of name, `PRELOADD_*` in the environment
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
@@ -15,7 +15,6 @@ from typing import Annotated, get_origin
 from pydantic import Field
 
 from preloadd.config.endpoints import Endpoints
-from preloadd.config.engine import where_written
 from preloadd.config.faults import validated
 from preloadd.config.files import (
     HOST_FILE,
@@ -31,6 +30,7 @@ from preloadd.config.files import (
     read_all,
 )
 from preloadd.config.group import Group, claims, judge
+from preloadd.config.ports import port_faults
 from preloadd.config.strict import (
     AbsolutePath,
     LogLevel,
@@ -39,8 +39,6 @@ from preloadd.config.strict import (
     Text,
     fields_of,
 )
-from preloadd.domain.endpoint import Endpoint
-from preloadd.domain.seeding import EVERYWHERE
 from preloadd.domain.settings import Deadlines
 from preloadd.errors import ConfigError
 
@@ -237,37 +235,8 @@ def _groups(
         found.append(GroupFile(document, group))
         faults += wrong
     faults += _contested(documents)
-    faults += [*_met(found), *_listened(found)]
+    faults += port_faults((file.document, file.group) for file in found if file.group)
     return tuple(found), sorted(faults, key=attrgetter("origin"))
-
-
-def _met(files: Iterable[GroupFile]) -> Iterator[Fault]:
-    """Ports at which the ranks of more than one group would meet."""
-    taken: dict[tuple[str, int], GroupFile] = {}
-    for file in files:
-        for setting, place in file.group.meetings.items() if file.group else ():
-            if (first := taken.setdefault(place, file)) is not file:
-                key = f"parallel.{setting}"
-                text = f"{place[1]} at {place[0]} is the port of {first.path} (give another one)"
-                yield where_written(Fault("", key, text), file.document)
-
-
-def _listened(files: Iterable[GroupFile]) -> Iterator[Fault]:
-    """Ports at which ranks of more than one group would be asked by others."""
-    taken: list[tuple[Endpoint, GroupFile]] = []
-    for file in files:
-        mine = file.group.listens if file.group else ()
-        for there, first in taken:
-            if any(_collide(there, one) for one in mine):
-                text = f"gives a rank {there.port}, as {first.path} does (give another one)"
-                yield where_written(Fault("", "seed.listen_port", text), file.document)
-                break
-        taken += [(one, file) for one in mine]
-
-
-def _collide(one: Endpoint, other: Endpoint) -> bool:
-    hosts = {one.host, other.host}
-    return one.port == other.port and (len(hosts) == 1 or not hosts.isdisjoint(EVERYWHERE))
 
 
 def _contested(documents: list[Document]) -> Iterator[Fault]:

@@ -25,7 +25,7 @@ from pydantic_core import ErrorDetails
 from preloadd.config.arguments import from_words
 from preloadd.config.drafts import Speculation
 from preloadd.config.files import shortened
-from preloadd.config.seeding import Seed, seed_faults, seeding
+from preloadd.config.seeding import Seed, bundle_faults, seed_faults, seeding
 from preloadd.config.spread import Once, Spread, rendezvous, spread_faults
 from preloadd.config.strict import ChunkBytes, GroupId, LogLevel, MaybeText, Seconds, UserId
 from preloadd.config.vllm import Division, divide
@@ -274,9 +274,12 @@ def parse_run(given: Mapping[str, object], engine: Iterable[str] = ()) -> RunOpt
         faults = [*map(_told, error.errors()), *faults]
     launch = options.placed if options is not None else _placed(said, division)
     faults += map(str, spread_faults(launch) if launch is not None else ())
-    faults += map(str, seed_faults(options.seed) if options is not None else ())
+    if options is not None:
+        native = options.builder is Builder.NATIVE
+        faults += map(str, seed_faults(options.seed))
+        faults += map(str, bundle_faults(trusted=options.trust_bundles, native=native))
     if options is None or faults:
-        raise ConfigError("\n".join(faults))
+        raise ConfigError("\n".join(dict.fromkeys(faults)))
     return options
 
 
@@ -382,6 +385,8 @@ def _model_settings(
 
 
 _PLAINER = {
+    "float_parsing": "must be a number",
+    "int_parsing": "must be a whole number",
     "string_too_short": _LEFT_OUT,
     "string_unicode": "has bytes that are not UTF-8: write it anew, or rename what it names",
 }

@@ -8,7 +8,7 @@ from preloadd.config.strict import MaybePath, MaybeText, Seconds, Strict
 from preloadd.domain.endpoint import Endpoint
 from preloadd.domain.ids import Instance, Role
 from preloadd.domain.launch import Misfit
-from preloadd.domain.meeting import is_address
+from preloadd.domain.meeting import is_address, is_one_host
 from preloadd.domain.nodes import Node
 from preloadd.domain.seeding import EVERYWHERE, seed_port
 from preloadd.domain.settings import Seeding, Tls
@@ -59,12 +59,34 @@ def seed_faults(seed: Seed) -> Iterator[Misfit]:
     if seed.source_host in EVERYWHERE:
         text = f"{seed.source_host} is every address of this host: give {_ASKED}"
         yield Misfit("seed_source_host", text)
+    elif _is_itself(seed):
+        text = f"{seed.source_host} port {seed.source_port} is where this group itself is asked"
+        yield Misfit("seed_source_host", f"{text}: give {_ASKED}, or leave it out")
     if seed.tls_key and not seed.tls_cert:
         yield Misfit("seed_tls_key", "is the key of no certificate: give that as well")
     elif seed.listen_host and seed.tls is not None and not seed.tls_cert:
         text = "must be given where others connect with TLS: the certificate that is shown to them"
         yield Misfit("seed_tls_cert", text)
     yield from _without_effect(seed)
+
+
+def bundle_faults(*, trusted: bool, native: bool) -> Iterator[Misfit]:
+    """What is wrong with trusting bundles."""
+    if trusted and native:
+        text = "is for what vLLM compiles, and the builder is native, whose weights are not for it"
+        yield Misfit("trust_bundles", f"{text}: leave it out")
+
+
+def _is_itself(seed: Seed) -> bool:
+    """Whether each rank would ask, and wait for, itself."""
+    here, there = (_bare(host) for host in (seed.listen_host, seed.source_host))
+    if not (here and there and seed.listen_port) or seed.listen_port != seed.source_port:
+        return False
+    return here == there or (is_one_host(there) and (here in EVERYWHERE or is_one_host(here)))
+
+
+def _bare(host: str) -> str:
+    return host.strip("[]").rstrip(".").lower()
 
 
 def _end(name: str, host: str, port: int | None, what: str) -> Iterator[Misfit]:

@@ -130,6 +130,7 @@ def rendezvous(node: Node, instance: Instance) -> Rendezvous | None:
         world=len(everybody),
         node=node.number if node.counted else 0,
         nodes=node.count if node.counted else 0,
+        role=instance.role,
     )
 
 

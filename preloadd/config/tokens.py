@@ -6,7 +6,6 @@ variable. The first of those is what a mirror shows; a source takes each of them
 
 from __future__ import annotations
 
-import errno
 import os
 import stat
 from collections.abc import Callable, Mapping
@@ -16,7 +15,7 @@ import msgspec
 
 from preloadd.domain.tokens import Token, is_hash, is_secret
 from preloadd.errors import ConfigError, InsecurePath, PreloadError, ReadFailed
-from preloadd.linux.fds import OwnedFd
+from preloadd.linux.plain import open_file, read_up_to
 from preloadd.linux.private import locked_folder, read_private, write_private
 
 TOKENS = "tokens.json"
@@ -121,18 +120,24 @@ def read_secrets(path: Path, *, must_be_closed: bool = True) -> tuple[str, ...]:
     ConfigError, ReadFailed, and InsecurePath if all users could read it, unless that may be.
     """
     try:
-        with OwnedFd(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)) as fd:
-            _check(path, os.fstat(fd.fileno()), must_be_closed=must_be_closed)
-            raw = os.read(fd.fileno(), MAX_GIVEN_NBYTES + 1)
+        with open_file(path, follow=True) as fd:
+            mode = stat.S_IMODE(os.fstat(fd.fileno()).st_mode)
+            raw = read_up_to(fd, MAX_GIVEN_NBYTES + 1)
+    except InsecurePath:
+        told = f"{path} is no regular file: give one with a token on each line"
+        raise ConfigError(told) from None
     except (FileNotFoundError, NotADirectoryError):
         raise ConfigError(f"{path}: there is no such file: correct the path") from None
     except OSError as error:
-        if error.errno == errno.ENXIO:  # a socket, or a device that is none
-            raise _irregular(path) from None
         raise ReadFailed(
             f"{path} could not be read: {error.strerror}. It is to hold the tokens of seeding, and "
             "be readable for the daemons' user and nobody else"
         ) from error
+    if must_be_closed and mode & 0o007:
+        raise InsecurePath(
+            f"{path} is open to all users (mode {mode:04o}): run `chmod o-rwx {path}`, and replace "
+            "the tokens in it"
+        )
     return secrets_in(raw, str(path))
 
 
@@ -162,21 +167,6 @@ def require_secret(text: str, whose: str) -> str:
     if len(secret.encode()) > MAX_NBYTES:
         raise ConfigError(f"{whose} is longer than {MAX_NBYTES:,} bytes: give a shorter token")
     return secret
-
-
-def _check(path: Path, found: os.stat_result, *, must_be_closed: bool) -> None:
-    if not stat.S_ISREG(found.st_mode):
-        raise _irregular(path)
-    mode = stat.S_IMODE(found.st_mode)
-    if must_be_closed and mode & 0o007:
-        raise InsecurePath(
-            f"{path} is open to all users (mode {mode:04o}): run `chmod o-rwx {path}`, and replace "
-            "the tokens in it"
-        )
-
-
-def _irregular(path: Path) -> ConfigError:
-    return ConfigError(f"{path} is no regular file: give one with a token on each line")
 
 
 def _secret(raw: bytes, path: Path) -> str:

@@ -5,11 +5,15 @@ Only processes with the driver's libraries can look; they say what they see as J
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from preloadd.domain.amounts import size
 from preloadd.domain.ids import DeviceId
+from preloadd.domain.launch import here_told
+from preloadd.domain.placement import Parallel
 from preloadd.domain.settings import Memory
 from preloadd.errors import NoSuchDevice
 
@@ -67,25 +71,40 @@ class Probe:
     answered: bool = True
 
 
-def choose(probe: Probe, wanted: Sequence[str], count: int) -> tuple[DeviceId, ...]:
-    """The `count` GPUs that `wanted` names in this order: UUIDs or unique beginnings of them.
+def minor_in(information: str) -> int:
+    """The number of a GPU's node as NVIDIA's kernel module tells it in the GPU's `information`
+    (below /proc/driver/nvidia/gpus); -1 if it does not."""
+    found = re.search(r"^Device Minor:\s*(\d+)", information, re.MULTILINE)
+    return int(found[1]) if found else -1
 
-    None named means the first `count` in order; `all` means every one, which must be `count`.
+
+def choose(
+    probe: Probe, wanted: Sequence[str], parallel: Parallel, ranks: range
+) -> tuple[DeviceId, ...]:
+    """A GPU for each of the `ranks`, as `wanted` names them in this order: by UUIDs or unique
+    beginnings of them.
+
+    None named means the first ones in order; `all` means every one, which must be as many.
     NoSuchDevice says what does not fit.
     """
     if not probe.devices:
         raise NoSuchDevice(f"{probe.problem or 'no GPU is seen'}{_hint(probe)}")
     if not wanted:
-        found = list(probe.devices[:count])
+        found = list(probe.devices[: len(ranks)])
     elif tuple(wanted) == (ALL,):
         found = list(probe.devices)
     else:
         found = [_named(probe, text) for text in wanted]
-    if len(found) != count or len({device.id for device in found}) != count:
-        told = ", ".join(device.id for device in found)
+    ids = [device.id for device in found]
+    if twice := [name for name, times in Counter(ids).items() if times > 1]:
+        text = "is named twice, but a device holds one rank: name it once"
+        raise NoSuchDevice(f"{', '.join(twice)} {text}")
+    if len(ids) != len(ranks):
+        misfit = "few" if len(ids) < len(ranks) else "many"
+        remedy = f"name {len(ranks)}, or change the sizes" if wanted else "change the sizes"
         raise NoSuchDevice(
-            f"{count} different GPUs are needed, one for each rank, but there are {len(found)} "
-            f"({told}): name as many, or change the sizes{_hint(probe)}"
+            f"{len(ids)} GPUs ({', '.join(ids)}) are too {misfit} for "
+            f"{here_told(parallel, ranks)}: {remedy}{_hint(probe)}"
         )
     for device in found:
         if device.problem:

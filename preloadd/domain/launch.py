@@ -96,6 +96,12 @@ def replica_told(parallel: Parallel) -> str:
     return f"{told} = {parallel.replica} ranks"
 
 
+def here_told(parallel: Parallel, ranks: range) -> str:
+    """One node's ranks, with the arithmetic of the group's."""
+    whole = world_told(parallel)
+    return f"the {len(ranks)} ranks of this node, {ranks.start} to {ranks[-1]} of {whole}"
+
+
 def world_told(parallel: Parallel) -> str:
     """The arithmetic of the whole group's ranks."""
     return (

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from preloadd.domain.ids import DeviceId, Instance
-from preloadd.domain.launch import Launch, Misfit, refusal, replica_told, world_told
+from preloadd.domain.launch import Launch, Misfit, here_told, refusal, replica_told, world_told
 from preloadd.domain.meeting import Meeting, meeting_faults, meeting_of
 from preloadd.domain.placement import Parallel, Placement, drafting, instances, place
 
@@ -164,7 +164,6 @@ def _device_faults(launch: Launch, ranks: range | None) -> Iterator[Misfit]:
     if ranks is not None and there < len(ranks):
         yield Misfit(
             "devices",
-            f"{there} are too few for the {len(ranks)} ranks of this node, {ranks.start} to "
-            f"{ranks[-1]} of {world_told(launch.parallel)}: name {len(ranks) - there} more, or "
-            "change the sizes",
+            f"{there} are too few for {here_told(launch.parallel, ranks)}: name "
+            f"{len(ranks) - there} more, or change the sizes",
         )

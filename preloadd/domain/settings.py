@@ -181,7 +181,7 @@ class Versions:
 class Rendezvous:
     """Where the ranks of a group that spans hosts meet before they load, and who this one is there.
 
-    Rank 0 listens on `address`, which is its host's. Ranks are those of one role, numbered from 0.
+    Rank 0 listens on `address`, which is its host's. Ranks are those of one `role`, from 0.
     Where nobody knows how many `nodes` there are, and so which `node` this is, both are 0.
     """
 
@@ -191,11 +191,18 @@ class Rendezvous:
     world: int
     node: int
     nodes: int
+    role: Role = Role.TARGET
 
     @property
     def where(self) -> str:
         """Address and port as people are told them."""
         return str(Endpoint(self.address, self.port))
+
+    @property
+    def setting(self) -> str:
+        """What says the port."""
+        draft = "draft_" if self.role is Role.DRAFT else ""
+        return f"weight_cache_{draft}master_port"
 
 
 @dataclass(frozen=True, slots=True)

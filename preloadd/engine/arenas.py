@@ -110,6 +110,10 @@ class Share:
         """Bytes that this process wrote to, whichever attachment's views it used for that."""
         return self._mapping.private_nbytes
 
+    def room(self) -> tuple[int, str]:
+        """Bytes free where the arena lies, and what bounds them."""
+        return self._mapping.room()
+
     def chunk(self, index: int) -> memoryview | DeviceBuffer:
         """The bytes of one chunk, read-only unless mapped private."""
         return self._mapping.chunk(index)

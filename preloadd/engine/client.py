@@ -19,7 +19,7 @@ from preloadd.domain.leases import Mode
 from preloadd.domain.manifest import Manifest
 from preloadd.domain.settings import Memory
 from preloadd.engine.arenas import ARENAS, Arenas, Identity, Share, unless_in_use
-from preloadd.engine.discovery import Candidate, candidates, found, trusted_users
+from preloadd.engine.discovery import Candidate, candidates, found
 from preloadd.engine.options import Options
 from preloadd.engine.watch import Line, Watcher
 from preloadd.errors import (
@@ -36,6 +36,7 @@ from preloadd.errors import (
 from preloadd.linux import peers
 from preloadd.linux.fds import OwnedFd
 from preloadd.linux.memfd import read_sealed
+from preloadd.linux.paths import trusted_users
 from preloadd.memory.api import Mapper
 from preloadd.protocol import messages as m
 from preloadd.protocol import payload

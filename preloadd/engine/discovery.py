@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import pwd
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,10 +10,13 @@ from preloadd.domain.devices import DEVICES
 from preloadd.domain.ids import DeviceId, Instance, Role, device_id
 from preloadd.engine.options import Options
 from preloadd.errors import ConfigError, Unavailable
-from preloadd.linux.paths import derived_dirs, socket_dirs, trusted_dir, trusted_socket
-
-DAEMON_USER = "preloadd"
-"""The user that daemons of the service manager run as; its sockets are trusted if it exists."""
+from preloadd.linux.paths import (
+    derived_dirs,
+    socket_dirs,
+    trusted_dir,
+    trusted_socket,
+    trusted_users,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +80,3 @@ def found(places: Sequence[Candidate]) -> list[Candidate]:
             "absent", f"no daemon serves this device: no socket at {', '.join(searched)}"
         )
     return there
-
-
-def trusted_users() -> set[int]:
-    """Whose daemons this engine believes: root's, its own user's, and the service's."""
-    users = {0, os.geteuid()}
-    with suppress(KeyError):
-        users.add(pwd.getpwnam(DAEMON_USER).pw_uid)
-    return users

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -49,8 +48,6 @@ class NativeCheckpoint(EngineCheckpoint):
         memory: Memory = Memory.HOST,
         role: Role = Role.TARGET,
         placement: Placement = WHOLE,
-        kv_cache_dtype: str = "auto",
-        kv_cache_skip_layers: Sequence[str] = (),
     ) -> Wanted:
         """What to ask the daemon of `device` for, whose memory is of that kind."""
         dtype = self.stored_dtype if self._dtype == "auto" else self._dtype
@@ -64,8 +61,6 @@ class NativeCheckpoint(EngineCheckpoint):
                     placement=placement,
                     role=role,
                     revision=self._revision,
-                    kv_cache_dtype=kv_cache_dtype,
-                    kv_cache_skip_layers=kv_cache_skip_layers,
                 )
 
         return Wanted(device, role, client, self.files, key, self.digest, memory)

@@ -20,7 +20,7 @@ from preloadd.engine.native import WHOLE, NativeCheckpoint
 from preloadd.engine.options import Options
 from preloadd.engine.place import Place, open_place, spot
 from preloadd.frameworks.tables import table_path
-from preloadd.frameworks.torch import copied, device_name, in_use, views, whole_chunk
+from preloadd.frameworks.torch import copies, device_name, in_use, views, whole_chunk
 from preloadd.linux.owner import Owner
 from preloadd.weights.checkpoint.digest_cache import cache_folder_of
 
@@ -127,7 +127,7 @@ class Weights(Owner):
             whole_chunk(arena.chunk(i), self.device) for i in range(len(self.manifest.chunks))
         ]
         if self.mode is Mode.COPY:
-            chunks = [copied(chunk) for chunk in chunks]
+            chunks = copies(chunks, arena.room)
         self._chunks = chunks
         self._in_use = [used for used in self._in_use if used()] + [in_use(c) for c in chunks]
         self.tensors: dict[str, torch.Tensor] = views(self.manifest, chunks)

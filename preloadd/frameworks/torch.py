@@ -5,8 +5,10 @@ On ROCm torch calls its GPUs `cuda` too; so does this module.
 
 from __future__ import annotations
 
+import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +18,15 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from preloadd.domain import dtypes
 from preloadd.domain.manifest import Manifest
-from preloadd.errors import ConfigError, DeviceFailed, OutOfRoom, UnsupportedModel
+from preloadd.errors import (
+    ConfigError,
+    DeviceFailed,
+    OutOfRoom,
+    PreloadError,
+    UnsupportedModel,
+)
 from preloadd.memory.api import DeviceBuffer
+from preloadd.memory.status import HINT, OUT_OF_MEMORY, Room, out_of_room
 
 DTYPES: dict[str, torch.dtype] = {
     "BOOL": torch.bool,
@@ -105,11 +114,15 @@ def device_chunk(buffer: DeviceBuffer, device: str) -> torch.Tensor:
     try:
         tensor = torch.as_tensor(buffer, device=torch.device(device))
     except RuntimeError as error:
-        raise DeviceFailed(f"torch cannot use the weights mapped on {device}: {error}") from error
+        raise DeviceFailed(
+            f"torch cannot use the weights mapped on {device}: {error}: see that it can use this "
+            f"GPU at all, as with torch.empty(1, device={device!r}); else {HINT}"
+        ) from error
     # as_tensor would copy to a device that is not the buffer's, without a word.
     if tensor.data_ptr() != buffer.address or tensor.shape != (buffer.nbytes,):
         raise DeviceFailed(
-            f"torch copied mapped weights to {tensor.device} instead of using them where they are"
+            f"torch copied mapped weights to {tensor.device} instead of using them where they "
+            f"are: attach with the device on which they are mapped, {device} is another"
         )
     return tensor
 
@@ -120,13 +133,56 @@ def in_use(tensor: torch.Tensor) -> Callable[[], bool]:
     return lambda: not storage.expired()
 
 
-def copied(chunk: torch.Tensor) -> torch.Tensor:
-    """A chunk of the engine's own with the same bytes; OutOfRoom if the GPU has none for it."""
+def copies(chunks: Sequence[torch.Tensor], room: Room) -> list[torch.Tensor]:
+    """Chunks of the engine's own with the same bytes.
+
+    OutOfRoom, before anything is copied if a GPU cannot hold them all, with what `room` says.
+    """
+    wanted = sum(chunk.nbytes for chunk in chunks)
+    if chunks and chunks[0].is_cuda and wanted > (free := _free(chunks[0].device)):
+        raise OutOfRoom(wanted=wanted, free=free, limit=room()[1])
+    with explained(room):
+        return [chunk.clone() for chunk in chunks]
+
+
+def _free(device: torch.device) -> int:
+    """Bytes that torch can have on a GPU: `Room` asks NVML as well, which takes its time."""
+    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + kept
+
+
+@contextmanager
+def explained(room: Room) -> Iterator[None]:
+    """Give torch's errors of memory and of GPUs their meaning: OutOfRoom, with what `room` says, or
+    DeviceFailed. All else passes through."""
     try:
-        return chunk.clone()
-    except torch.OutOfMemoryError as error:
-        free = torch.cuda.mem_get_info(chunk.device)[0]
-        raise OutOfRoom(wanted=chunk.nbytes, free=free, limit=f"{chunk.device}") from error
+        yield
+    except (RuntimeError, MemoryError) as error:
+        meaning = _meaning_of(error, room)
+        if meaning is None:
+            raise
+        raise meaning from error
+
+
+def _meaning_of(error: RuntimeError | MemoryError, room: Room) -> PreloadError | None:
+    text = str(error) or type(error).__name__
+    words = text.strip().partition("\n")[0]
+    found = _TRIED.search(text)
+    wanted = int(float(found[1]) * _UNITS[found[2]]) if found else 0
+    if isinstance(error, torch.AcceleratorError):
+        if getattr(error, "error_code", 0) != OUT_OF_MEMORY:
+            return DeviceFailed(f"{words}: {HINT}")
+    elif "DefaultCPUAllocator" in text:
+        bound = "a limit of the kernel (`ulimit -v`, or vm.overcommit_memory)"
+        return out_of_room(room, wanted, words, bound)
+    elif not isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return None
+    return out_of_room(room, wanted, words, "a limit of torch's own, or in pieces too small")
+
+
+_TRIED = re.compile(r"tried to allocate ([\d.]+) (bytes|KiB|MiB|GiB)", re.IGNORECASE)
+"""How torch says what it asked for, on hosts and on GPUs."""
+_UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
 
 def views(manifest: Manifest, chunks: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -13,7 +13,7 @@ from preloadd.linux import logs, streams
 def main() -> None:
     """Run the command line and exit with the group's code."""
     streams.prepare()
-    logs.configure("WARNING", os.environ, identifier="preloadd-run")
+    logs.configure("WARNING", os.environ, identifier="preloadd-run", waits=False)
     try:
         cli.main(sys.argv[1:])
     finally:

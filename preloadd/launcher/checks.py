@@ -6,7 +6,7 @@ import os
 import resource
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from preloadd.domain.ids import Instance
 from preloadd.domain.lines import one_line
 from preloadd.errors import ConfigError, OutOfDescriptors, OutOfRoom, PreloadError
 from preloadd.linux import paths, peers, seqpacket
-from preloadd.linux.fds import is_exhausted
+from preloadd.linux.fds import OwnedFd, is_exhausted
 from preloadd.linux.room import room
 from preloadd.warmup.stores.opening import open_stores
 from preloadd.weights.checkpoint import open_checkpoint
@@ -26,6 +26,9 @@ FILES = 16
 
 FILES_OF_RANK = 8
 """Descriptors that the launcher needs for each rank, without what the rank parks."""
+
+SPARE = 16
+"""Descriptors that nothing parked may take: starting a process takes six, and keeps two of them."""
 
 
 def find_python(written: str) -> str:
@@ -132,6 +135,21 @@ def allow_many_files(ranks: int) -> None:
         raise OutOfDescriptors(
             f"this process may have {hard} open files, but needs {wanted} at least (ranks: "
             f"{ranks}): raise the limit with `ulimit -n`, or with LimitNOFILE= in a systemd unit"
+        )
+
+
+def require_spare(name: str, received: Iterable[OwnedFd]) -> None:
+    """OutOfDescriptors if to keep what was just `received` as `name` could keep a rank from being
+    started.
+
+    The kernel gives the lowest free number, so that a high one says how many are in use.
+    """
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and any(fd.fileno() >= soft - SPARE for fd in received):
+        raise OutOfDescriptors(
+            f"{name} is not kept for a next life: of the {soft} files that the launcher may have "
+            f"open, the last {SPARE} are for starting ranks again: raise the limit with "
+            "`ulimit -n`, or with LimitNOFILE= in a systemd unit"
         )
 
 

@@ -30,6 +30,7 @@ from preloadd.launcher.sections import Sectioned
 from preloadd.launcher.seeding import Taken, take, tokens_for
 from preloadd.launcher.start import Start
 from preloadd.linux.fds import exhausted, is_exhausted
+from preloadd.linux.outlet import outlet
 
 _HELP = ("-h", "--help")
 
@@ -72,7 +73,7 @@ def main(words: Sequence[str]) -> None:
     "Runs until it is stopped (Ctrl-C, SIGTERM) or a rank fails; the weights are freed then.\n\n"
     "With --builder vllm, options of `vllm serve` for its engine may stand anywhere on the line, "
     "or after a --. Give those that the engines get: sizes, dtype, quantization and the like "
-    "decide what weights become.",
+    "decide what weights become. With --speculative-config a draft is kept beside them.",
 )
 @takes_options
 def run(context: typer.Context, **_given: object) -> None:
@@ -104,12 +105,13 @@ def _serve(options: RunOptions, taken: Taken) -> int:
     # Nobody else who is started from here is to have it.
     os.environ.pop(VARIABLE, None)
     allow_many_files(options.daemons)
-    display = make_display(sys.stdout)
-    if taken.told:
-        display.say(taken.told)
-    try:
-        return anyio.run(Start(options, dict(os.environ), display, tokens=tokens).run)
-    except OSError as error:
-        if not is_exhausted(error):
-            raise
-        raise exhausted(error, "starting the group") from error
+    with outlet(sys.stdout) as out:
+        display = make_display(out)
+        if taken.told:
+            display.say(taken.told)
+        try:
+            return anyio.run(Start(options, dict(os.environ), display, tokens=tokens).run)
+        except OSError as error:
+            if not is_exhausted(error):
+                raise
+            raise exhausted(error, "starting the group") from error

@@ -93,7 +93,7 @@ def judge(options: RunOptions, probe: Probe) -> Chosen:
             raise NoSuchDevice(f"no CUDA GPU answers: {_problem(probe)}; {_NO_REMEDY}")
         return on_host(len(options.ranks), f"no CUDA GPU answers: {_problem(probe)}")
     try:
-        devices = choose(probe, options.gpus, len(options.ranks))
+        devices = choose(probe, options.gpus, options.parallel, options.ranks)
     except NoSuchDevice as error:
         raise NoSuchDevice(_refused(str(error), options, probe)) from None
     by_id = {device.id: device for device in probe.devices}

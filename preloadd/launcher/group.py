@@ -21,7 +21,7 @@ from anyio.abc import TaskGroup
 
 from preloadd.domain.lines import one_line
 from preloadd.domain.settings import RankSettings
-from preloadd.errors import EXIT_STATUS, ErrorCode
+from preloadd.errors import EXIT_STATUS, ErrorCode, PreloadError
 from preloadd.launcher.ending import Ending
 from preloadd.launcher.health import Health
 from preloadd.launcher.policy import Restarts, describe, exit_code, mendable
@@ -102,7 +102,6 @@ class _Group:
             if self._launch.reaps_orphans:
                 helpers.start_soon(self._reap_orphans)
             for rank in self._ranks:
-                helpers.start_soon(self._listen, rank, helpers)
                 helpers.start_soon(self._expire, rank)
             async with anyio.create_task_group() as lives:
                 if self._launch.health is not None:
@@ -115,11 +114,17 @@ class _Group:
         """Keep one rank alive for as long as it is to live."""
         restarts = self._launch.restarts
         while self._start(rank):
-            await anyio.wait_readable(rank.process)
+            async with anyio.create_task_group() as life:
+                life.start_soon(self._listen, rank, helpers)
+                await anyio.wait_readable(rank.process)
+                life.cancel_scope.cancel()
             # What it said last comes before its end: descriptors it parked must not be lost.
             self._take_news(rank, helpers)
             status = rank.end()
             why = f"{rank.name} {describe(status)}{_last_words(rank.status)}"
+            if self._ending.begun.is_set() and rank.status.startswith(FAILED):
+                # It is not what all end for, but told nowhere else.
+                self._display.say(why)
             granted = None
             if restarts is not None and mendable(status, served=rank.served):
                 granted = restarts.grant(now=anyio.current_time())
@@ -158,13 +163,12 @@ class _Group:
             return False
         try:
             service.start()
-        except OSError as error:
+        except (OSError, PreloadError) as error:
             told: Exception = error
-            code = EXIT_STATUS[ErrorCode.INTERNAL]
-            if is_exhausted(error):
+            if isinstance(error, OSError) and is_exhausted(error):
                 told = exhausted(error, "too few files may be opened")
-                code = told.exit_status
-            self._ending.because(f"a process cannot be started: {told}", code)
+            code = told.code if isinstance(told, PreloadError) else ErrorCode.INTERNAL
+            self._ending.because(f"a process cannot be started: {told}", EXIT_STATUS[code])
             return False
         return True
 

@@ -33,7 +33,6 @@ class Process(Owner):
             self._command,
             fds=fds,
             environ=self._environ,
-            new_group=True,
             parent_death_signal=signal.SIGKILL,
         )
 

@@ -23,6 +23,7 @@ from rich.progress import (
 
 from preloadd.domain.amounts import percent, size
 from preloadd.errors import PreloadError
+from preloadd.linux.outlet import outlet
 
 LINE_EVERY = 2.0
 """Seconds between two plain lines of one rank in one phase."""
@@ -70,9 +71,8 @@ def complain(stream: TextIO, error: PreloadError) -> None:
     """Say on `stream` why the launcher gives up; every fault on a line of its own."""
     lines = str(error).splitlines() or [error.code.value]
     between = "\n  " if len(lines) > 1 else " "
-    with contextlib.suppress(OSError, ValueError):
-        stream.write(f"preloadd run:{between}{between.join(lines)}\n")
-        stream.flush()
+    with outlet(stream) as out:
+        out.write(f"preloadd run:{between}{between.join(lines)}\n")
 
 
 def make_display(stream: TextIO) -> Display:

@@ -14,10 +14,13 @@ import msgspec
 
 from preloadd.domain.settings import RankSettings
 from preloadd.errors import OutOfDescriptors, PreloadError, ProtocolViolation
+from preloadd.launcher.checks import require_spare
+from preloadd.launcher.private import private_folder
 from preloadd.launcher.processes import Process, child_environ
 from preloadd.launcher.progress import Report, parse_report
 from preloadd.linux import seqpacket
 from preloadd.linux.fdstore import FdStore
+from preloadd.linux.lending import LENT, take_back
 from preloadd.linux.locks import Lock
 from preloadd.linux.memfd import sealed_bytes
 from preloadd.linux.notify import PROGRESS, Notification, NotifySocket
@@ -64,8 +67,9 @@ class Rank(Owner):
         self.status = ""
         self._settings = settings
         self._started = False
+        self._environ = child_environ(environ)
         with ExitStack() as owned:
-            self.notify = owned.enter_context(NotifySocket(notify_path))
+            self._listen(notify_path, owned)
             self.parked = owned.enter_context(FdStore(MAX_PARKED))
             told = {SETTINGS: msgspec.json.encode(settings)}
             if tokens and settings.seeding is not None:
@@ -75,9 +79,8 @@ class Rank(Owner):
                 (name, owned.enter_context(sealed_bytes(name, content)))
                 for name, content in told.items()
             ]
-            owned.callback(self._remove_socket)
-            environ = child_environ(environ, NOTIFY_SOCKET=str(notify_path))
-            self.process = owned.enter_context(Process(command, environ))
+            owned.callback(self._tidy)
+            self.process = owned.enter_context(Process(command, self._environ))
             self._owned = owned.pop_all()
 
     @property
@@ -91,7 +94,14 @@ class Rank(Owner):
         return self.folder / self._settings.parsed_instance.socket_name
 
     def start(self) -> None:
-        """Begin a life, with all that earlier ones parked: see `Process.start`."""
+        """Begin a life, with all that earlier ones parked: see `Process.start`.
+
+        `notify` is another one from then on if it could not be found: who cleans temporary folders
+        may not ask what is in use. PreloadError if there can be none.
+        """
+        if not self.notify.reachable:
+            self.notify.close()
+            self._listen(self._owned.enter_context(private_folder()) / "notify", self._owned)
         told = [(name, memory.fileno()) for name, memory in self._told]
         self.process.start([*told, *self.parked.items()])
         self._started, self.status = True, ""
@@ -117,8 +127,13 @@ class Rank(Owner):
         return self.process.end()
 
     def close(self) -> None:
-        """Kill the rank if it still lives, remove its socket, and let go of what it parked."""
+        """Kill the rank if it still lives, remove what it left, and let go of what it parked."""
         self._owned.close()
+
+    def _listen(self, path: Path, owned: ExitStack) -> None:
+        """Be told by lives to come at `path`."""
+        self.notify = owned.enter_context(NotifySocket(path))
+        self._environ["NOTIFY_SOCKET"] = str(path)
 
     def _follow(self, message: Notification) -> Iterator[News]:
         """Do what the rank asks. Descriptors are stored or closed, which answers a barrier."""
@@ -138,12 +153,15 @@ class Rank(Owner):
 
     def _park(self, message: Notification) -> Iterator[Trouble]:
         try:
+            require_spare(message.name, message.fds)
             self.parked.add(message.name, message.fds, poll=message.fields.get("FDPOLL") != "0")
         except OutOfDescriptors as error:
+            message.close()
             yield Trouble(str(error))
 
-    def _remove_socket(self) -> None:
-        """Remove what a killed rank left, unless another daemon has come to serve the device."""
+    def _tidy(self) -> None:
+        """Remove what the rank left, unless another daemon has come to serve the device."""
         if self._started:
             with suppress(OSError, PreloadError), Lock.take(self.folder, self.name):
                 seqpacket.remove(self.socket)
+                take_back(self.folder / LENT)

@@ -35,6 +35,7 @@ from preloadd.launcher.progress import Display
 from preloadd.linux.lending import lend
 from preloadd.transport.probe import ask_probe
 from preloadd.weights.native import require_divisible
+from preloadd.weights.vllm import require_heads
 
 _Named = tuple[str, str]
 """A model and its revision, as the user wrote them."""
@@ -125,6 +126,8 @@ class Start:
         folder, draft = folders[0], folders[1] if len(folders) > 1 else None
         if self.options.builder is Builder.NATIVE:
             require_divisible(folder, self.options.parallel)
+        else:
+            require_heads(folder, self.options.parallel.tensor, self.options.engine_args)
         if chosen.memory is Memory.HOST:
             require_room(folder, self.options.share)
         self._tell(chosen, folder, draft)

@@ -67,7 +67,6 @@ class Asked(Owner):
             self.child: Child = spawn(
                 command,
                 environ=environ,
-                new_group=True,
                 parent_death_signal=SIGKILL,
                 stdout=told[0],
                 stderr=told[1] if errors else None,

@@ -7,6 +7,7 @@ two daemons could each lock a file of that name.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import stat
@@ -79,8 +80,14 @@ def holder(path: Path) -> int | None:
 
 
 def _open(path: Path) -> OwnedFd:
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-    fd = OwnedFd(os.open(path, flags, 0o600))
+    flags = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        fd = OwnedFd(os.open(path, flags | os.O_RDWR | os.O_CREAT, 0o600))
+    except OSError as error:
+        if error.errno != errno.EROFS:
+            raise
+        # The file of an earlier daemon is as good, where a disk has become read-only since.
+        fd = OwnedFd(os.open(path, flags | os.O_RDONLY))
     if not stat.S_ISREG(os.fstat(fd.fileno()).st_mode):
         fd.close()
         raise InsecurePath(f"{one_line(path)} is no regular file: remove it")

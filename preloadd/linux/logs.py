@@ -18,9 +18,11 @@ import termios
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TextIO
 
 from preloadd.errors import PreloadError
 from preloadd.linux.memfd import sealed_bytes
+from preloadd.linux.outlet import outlet
 
 JOURNAL = Path("/run/systemd/journal/socket")
 
@@ -46,19 +48,22 @@ def configure(
     identifier: str = "preloadd",
     fields: Mapping[str, str] | None = None,
     journal: Path = JOURNAL,
+    waits: bool = True,
 ) -> None:
     """Send the log of this process from `level` up to where its standard error goes.
 
     `identifier` is the program's name, and `fields` hold for every line: in the journal they are
     PRELOADD_GROUP, PRELOADD_INSTANCE and so on; people are told the `instance`. A record may add
-    `extra={"phase": …}`, and gets its PRELOADD_ERROR_CODE from the error that it tells of.
+    `extra={"phase": …}`, and gets its PRELOADD_ERROR_CODE from the error that it tells of. With
+    `waits` unset, people who do not read hold up nobody: see `outlet`. It takes a thread, which
+    children that are forked have not.
     """
     known = fields or {}
     handler: logging.Handler
     if is_journal(environ, 2):
         handler = JournalHandler(journal, identifier, known)
     else:
-        handler = logging.StreamHandler(sys.stderr)
+        handler = logging.StreamHandler(sys.stderr) if waits else OutletHandler(outlet(sys.stderr))
         who = known.get("instance", "").replace("%", "%%")
         handler.setFormatter(
             logging.Formatter(
@@ -72,6 +77,20 @@ def is_journal(environ: Mapping[str, str], fd: int) -> bool:
     """Whether `fd` leads to the journal: the manager left its identity in $JOURNAL_STREAM."""
     found = os.fstat(fd)
     return environ.get("JOURNAL_STREAM") == f"{found.st_dev}:{found.st_ino}"
+
+
+class OutletHandler(logging.StreamHandler[TextIO]):
+    """Writes to an `outlet`, which it owns. What comes once that is closed is dropped."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one record."""
+        if not self.stream.closed:
+            super().emit(record)
+
+    def close(self) -> None:
+        """Close the outlet; `logging` calls this at exit."""
+        self.stream.close()
+        super().close()
 
 
 class JournalHandler(logging.Handler):

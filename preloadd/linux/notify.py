@@ -78,10 +78,16 @@ class Notifier:
         """One line for people, cut to a reasonable length."""
         self._inform({"STATUS": _line(text)})
 
-    def failed(self, reason: object) -> None:
-        """The last status of a service that ends: waits for room, but fails without a word."""
+    def failed(self, reason: object) -> bool:
+        """The last status of a service that ends: waits for room, but fails without a word.
+
+        Whether there is a manager, and has all of it.
+        """
+        told = _line(f"{FAILED}{reason}")
         with suppress(OSError):
-            self._send({"STATUS": _line(f"{FAILED}{reason}")})
+            self._send({"STATUS": told})
+            return self.listening and len(told) < _MAX_STATUS
+        return False
 
     def progress(self, text: str, phase: str, done: int, total: int) -> None:
         """A status with the same facts for machines; `done` and `total` are bytes."""
@@ -196,9 +202,18 @@ class NotifySocket(Owner):
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
             path.unlink(missing_ok=True)
             self._socket.bind(os.fspath(path))
+            self._bound = path.lstat()
         except OSError as error:
             self._socket.close()
             raise unusable(path, error) from error
+
+    @property
+    def reachable(self) -> bool:
+        """Whether it is this socket that is found at the path."""
+        try:
+            return os.path.samestat(self.path.lstat(), self._bound)
+        except OSError:
+            return False
 
     def fileno(self) -> int:
         """Readable when there is a message."""
@@ -223,7 +238,9 @@ class NotifySocket(Owner):
 
     def close(self) -> None:
         """Remove the path and close the socket."""
-        self.path.unlink(missing_ok=True)
+        if self.reachable:
+            with suppress(OSError):
+                self.path.unlink()
         self._socket.close()
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import os
+import pwd
 import stat
 from collections.abc import Collection, Mapping
 from contextlib import suppress
@@ -21,9 +22,12 @@ from preloadd.linux.fds import OwnedFd, exhausted, is_exhausted
 
 PRIVATE = 0o700
 SYSTEM_DIR = Path("/run/preloadd")
+DAEMON_USER = "preloadd"
+"""The user that daemons of the service manager run as; its folders are trusted if it exists."""
 
 _NO_ROOM = "make room there (space and inodes), or choose another socket directory"
 _IN_THE_WAY = "remove it"
+_CHOOSE = "choose one yourself (socket_dir, or --weight-cache-socket-dir)"
 _REMEDIES = {
     errno.ENOSPC: _NO_ROOM,
     errno.EDQUOT: _NO_ROOM,
@@ -68,7 +72,7 @@ def prepare_socket_dir(
     if derived and mode is not None and mode != PRIVATE:
         raise ConfigError(
             f"{one_line(path)} was chosen automatically and stays private (0700), but other users "
-            "or groups are to have access: set the socket directory explicitly"
+            f"or groups are to have access: {_CHOOSE}"
         )
     fresh = _make(path)
     with _folder(path) as folder:
@@ -78,6 +82,14 @@ def prepare_socket_dir(
         _check_folder(path, found, derived=derived, owners={0, os.geteuid()})
         if mode is not None and found.st_uid == os.geteuid():
             _open_up(folder, found, mode, group)
+
+
+def trusted_users() -> set[int]:
+    """Whose daemons are believed: root's, those of this process's user, and the service's."""
+    users = {0, os.geteuid()}
+    with suppress(KeyError):
+        users.add(pwd.getpwnam(DAEMON_USER).pw_uid)
+    return users
 
 
 def trusted_dir(path: Path, *, derived: bool, owners: Collection[int]) -> None:
@@ -172,7 +184,7 @@ def _check_folder(
     if derived and mode & 0o077:
         raise InsecurePath(
             f"{name} is open to group or others (mode {mode:04o}) though it was chosen "
-            f"automatically: run `chmod 700 {name}`, or set the socket directory explicitly"
+            f"automatically: run `chmod 700 {name}`, or {_CHOOSE}"
         )
     # In a sticky folder nobody can remove or rename what belongs to somebody else.
     if mode & 0o022 and not mode & stat.S_ISVTX:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import secrets
 import stat
 import time
 from collections.abc import Collection, Iterator
@@ -15,7 +14,7 @@ from pathlib import Path
 
 from preloadd.errors import InsecurePath
 from preloadd.linux.fds import OwnedFd
-from preloadd.linux.plain import make_file, open_file, write_whole
+from preloadd.linux.plain import make_file, open_file, read_up_to, staged
 
 MAX_NBYTES = 1 << 20
 
@@ -36,8 +35,7 @@ def read_private(path: Path, owners: Collection[int]) -> bytes:
     """
     with open_file(path) as fd:
         _check(path, os.fstat(fd.fileno()), owners)
-        # A regular file: one read gives all there is.
-        return os.read(fd.fileno(), MAX_NBYTES)
+        return read_up_to(fd, MAX_NBYTES)
 
 
 @contextmanager
@@ -137,19 +135,14 @@ def _write(
     folder: OwnedFd, name: str, content: bytes, like: os.stat_result, *, mode: int | None = None
 ) -> None:
     """With the owner and, unless told otherwise, the mode of `like`."""
-    fresh = f".{name}.{secrets.token_hex(8)}"
-    try:
-        with make_file(fresh, folder) as fd:
-            write_whole(fd, content)
-            if os.geteuid() == 0:
-                os.fchown(fd.fileno(), like.st_uid, like.st_gid)
-            os.fchmod(fd.fileno(), stat.S_IMODE(like.st_mode) if mode is None else mode)
-            os.fsync(fd.fileno())
+
+    def dress(fd: OwnedFd) -> None:
+        if os.geteuid() == 0:
+            os.fchown(fd.fileno(), like.st_uid, like.st_gid)
+        os.fchmod(fd.fileno(), stat.S_IMODE(like.st_mode) if mode is None else mode)
+
+    with staged(name, folder, content, dress=dress) as fresh:
         os.replace(fresh, name, src_dir_fd=folder.fileno(), dst_dir_fd=folder.fileno())
-    except BaseException:
-        with suppress(FileNotFoundError):
-            os.unlink(fresh, dir_fd=folder.fileno())
-        raise
     os.fsync(folder.fileno())
 
 

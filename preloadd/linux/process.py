@@ -43,17 +43,14 @@ def ending(status: int) -> str:
 class Child(Owner):
     """A process this one started and must reap: by `poll`, by `wait` or by `close`.
 
-    One that leads its own group takes the group along: what its leader left behind is killed
-    before the leader is reaped, while the number cannot be anybody else's.
+    It leads a process group of its own, and takes that along: what it left behind is killed before
+    it is reaped, while the number cannot be anybody else's.
     """
 
-    def __init__(
-        self, process: subprocess.Popen[bytes], pidfd: OwnedFd, failed: OwnedFd, *, leads: bool
-    ) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], pidfd: OwnedFd, failed: OwnedFd) -> None:
         self._process = process
         self._pidfd = pidfd
         self._failed = failed
-        self._leads = leads
         self._status: int | None = None
         self._started = True
 
@@ -104,11 +101,11 @@ class Child(Owner):
             with suppress(ProcessLookupError):
                 pidfd_send_signal(self._pidfd.fileno(), number)
 
-    def kill_group(self, number: int = SIGKILL) -> None:
-        """Send a signal to all processes of the group it leads; nothing happens once reaped."""
-        if self._leads and self._status is None:
+    def kill_group(self) -> None:
+        """Kill all processes of its group; nothing happens once it was reaped."""
+        if self._status is None:
             with suppress(ProcessLookupError):
-                os.killpg(self.pid, number)
+                os.killpg(self.pid, SIGKILL)
 
     def group_gone(self) -> bool:
         """Whether the process was reaped and nothing of its group is left.
@@ -118,10 +115,9 @@ class Child(Owner):
         """
         if self._status is None:
             return False
-        if self._leads:
-            with suppress(ProcessLookupError):
-                os.killpg(self.pid, 0)
-                return False
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, 0)
+            return False
         return True
 
     def close(self) -> None:
@@ -141,7 +137,6 @@ def spawn(
     *,
     environ: Mapping[str, str],
     fds: Sequence[tuple[str, int]] = (),
-    new_group: bool = False,
     parent_death_signal: int | None = None,
     stdout: int | None = None,
     stderr: int | None = None,
@@ -152,10 +147,9 @@ def spawn(
 
     It gets copies of the borrowed `fds` as `passed.inherited` expects them, standard input from
     nowhere, standard output and error of this process (or the borrowed `stdout` and `stderr`), and
-    nothing else. With `new_group` it leads a process group of its own. `parent_death_signal` is
-    sent to it when the *thread* that calls this ends. It is begun in the folder `cwd` and executed
-    as `identity`, which need not be able to read this interpreter. A command that cannot be
-    executed is not `started`.
+    nothing else. `parent_death_signal` is sent to it when the *thread* that calls this ends. It is
+    begun in the folder `cwd` and executed as `identity`, which need not be able to read this
+    interpreter. A command that cannot be executed is not `started`.
     """
     numbers = sorted({number for _, number in fds})
     parent = os.getpid() if parent_death_signal is not None else 0
@@ -178,13 +172,13 @@ def spawn(
             env=environ,
             pass_fds=[*numbers, writing.fileno()],
             # Set before this call returns, so that the group can be killed from now on.
-            process_group=0 if new_group else None,
+            process_group=0,
         )
         undo.callback(process.wait)
         undo.callback(process.kill)
         pidfd = OwnedFd(os.pidfd_open(process.pid))
         undo.pop_all()
-    return Child(process, pidfd, reading, leads=new_group)
+    return Child(process, pidfd, reading)
 
 
 def _pipe() -> tuple[OwnedFd, OwnedFd]:

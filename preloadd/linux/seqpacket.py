@@ -5,9 +5,10 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import stat
 import struct
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -21,6 +22,8 @@ from preloadd.linux.paths import unusable
 
 MAX_PATH = 107
 """Bytes of a socket's path: `sun_path` holds 108 with its final zero."""
+
+_LISTENING = 1 << 16  # __SO_ACCEPTCON
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,21 +89,14 @@ def adopted(fd: OwnedFd) -> socket.socket:
     return sock
 
 
-def listen(path: Path, mode: int, backlog: int, *, group: int = -1) -> socket.socket:
-    """A listening socket at `path` with `mode` and, unless -1, `group`; the caller owns it.
-
-    The path appears at once and complete: who sees it can connect to it. A socket or file that is
-    there already is replaced, so the caller holds the lock of the folder. ConfigError if the path
-    is too long or no socket can be there, OutOfDescriptors.
-    """
-    with Reservation(path, mode, group=group) as reserved:
-        return reserved.listen(backlog)
-
-
 class Reservation(Owner):
-    """A socket that is bound beside `path` and owned by this, until `listen` lets it be seen there.
+    """A socket that is bound beside `path` and owned by this, until `listen` lets it be seen there,
+    with `mode` and, unless -1, `group`.
 
-    So what stands in its way is told by the time this is made, as `listen` above tells it.
+    So what stands in its way is told by the time this is made: ConfigError if the path is too long
+    or no socket can be there, OutOfDescriptors. The path appears at once and complete: who sees it
+    can connect to it. A socket or file that is there already is replaced, so the caller holds the
+    lock of the folder.
     """
 
     def __init__(self, path: Path, mode: int, *, group: int = -1) -> None:
@@ -141,10 +137,32 @@ def remove(path: Path) -> None:
     path.unlink(missing_ok=True)
 
 
+def listens_unseen(path: Path) -> bool:
+    """Whether a socket of a `Reservation` listens that was at `path` and is not there any more.
+
+    Looks into the kernel's list; where there is none, nobody is said to listen.
+    """
+    if os.path.lexists(path):
+        return False
+    bound = os.fsencode(_beside(path))
+    with suppress(OSError):
+        for line in Path("/proc/net/unix").read_bytes().splitlines()[1:]:
+            words = line.split(None, 7)
+            if words[7:] == [bound] and int(words[3], 16) & _LISTENING:
+                return True
+    return False
+
+
 def set_access(path: Path, mode: int, *, group: int = -1) -> None:
-    """Say who may connect to the socket at `path`: its `mode` and, unless -1, its `group`."""
-    os.chown(path, -1, group, follow_symlinks=False)
-    path.chmod(mode)
+    """Say who may connect to the socket at `path`: its `mode` and, unless -1, its `group`.
+
+    Where that is said already nothing is changed, as nothing can be on a disk that is read-only.
+    """
+    found = path.lstat()
+    if group not in (-1, found.st_gid):
+        os.chown(path, -1, group, follow_symlinks=False)
+    if stat.S_IMODE(found.st_mode) != mode:
+        path.chmod(mode)
 
 
 def connect(path: Path, *, timeout: float | None = None) -> socket.socket:

@@ -84,14 +84,24 @@ def out_of_the_way(number: int, count: int) -> int:
 
 
 def renumber(numbers: Sequence[int]) -> None:
-    """Move the descriptors `numbers` to 3, 4, …, inheritable, and close the originals."""
-    # Through copies above the range, as a target may be the source of a later one.
+    """Move the descriptors `numbers` to 3, 4, …, inheritable, and close the originals.
+
+    One at a time, since their number may come close to how many this process may open.
+    """
     above = _FIRST_FD + len(numbers)
-    copies = [fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, above) for number in numbers]
-    for number in set(numbers) - {0, 1, 2}:
-        os.close(number)
-    for target, copy in enumerate(copies, start=_FIRST_FD):
-        os.dup2(copy, target)
+    todo = list(numbers)
+    for target in range(_FIRST_FD, above):
+        source = todo.pop(0)
+        if target in todo:
+            # It is to be moved later, and made way for what comes here.
+            moved = fcntl.fcntl(target, fcntl.F_DUPFD_CLOEXEC, above)
+            todo = [moved if number == target else number for number in todo]
+        if source == target:
+            os.set_inheritable(target, True)  # noqa: FBT003
+        else:
+            os.dup2(source, target)
+            if source > 2 and source not in todo:
+                os.close(source)
 
 
 def announce(names: Sequence[str]) -> None:

@@ -90,16 +90,19 @@ def _probe() -> int:
 
 
 def look(environ: Mapping[str, str], root: Path = Path("/")) -> Probe:
-    """NVIDIA's GPUs, or where there are none AMD's; else why there are neither.
+    """NVIDIA's GPUs and, behind them, AMD's; else why there are neither.
 
     Where AMD's driver is not, that is told apart, for those who ask for AMD's. Beside AMD's, the
     hint says why none of NVIDIA's is seen: somebody may have asked for those. `root` is where
     /proc, /sys and /dev are found.
     """
     found = cuda_devices.probe(environ, root)
+    others = hip_devices.probe(environ, root)
+    if found.devices and others.devices:
+        both = found.devices + others.devices
+        return Probe(both, _both(found.driver, others.driver), hint=_both(found.hint, others.hint))
     if found.devices:
         return found
-    others = hip_devices.probe(environ, root)
     if others.devices:
         return replace(others, hint=_both(others.hint, _both(found.problem, found.hint)))
     if not (root / hip_devices.NODE).exists():

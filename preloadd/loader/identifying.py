@@ -19,8 +19,10 @@ def agree(
     key: Callable[[str], Key],
 ) -> str:
     """The content, once all ranks agree on the `key` that it makes; '' where they need not meet,
-    and `identify` costs less after the files were read."""
+    and `identify` costs less after the files were read. What is replaced is gone then."""
     if settings.rendezvous is None:
+        if reporter.frees is not None:
+            reporter.identified({})
         return ""
     digest = identify(checkpoint, settings.model.digest, digest_cache, reporter)
     reporter.identified(key(digest))

@@ -18,12 +18,14 @@ import torch  # noqa: TID253
 
 from preloadd.domain.settings import Memory
 from preloadd.errors import ConfigError, DeviceFailed, ReadFailed
+from preloadd.frameworks.torch import explained
 from preloadd.loader.filling import LOADING, Filled
 from preloadd.loader.native import Native
 from preloadd.loader.report import Reporter, Tally
+from preloadd.loader.room import require_room
 from preloadd.loader.source import OpenFile
 from preloadd.memory.api import Filler, WritableChunk
-from preloadd.memory.status import HINT
+from preloadd.memory.status import out_of_room
 
 
 def fill(native: Native, filler: Filler, reporter: Reporter) -> Filled:
@@ -37,9 +39,10 @@ def fill(native: Native, filler: Filler, reporter: Reporter) -> Filled:
     told = Tally(reporter, LOADING, native.plan.tensor_nbytes)
     told(0)
     with native.opened() as files, ExitStack() as undo:
+        require_room(filler, sum(native.plan.chunks) + _largest(native), part=True)
         chunks = [undo.enter_context(filler.create(nbytes)) for nbytes in native.plan.chunks]
         arena = [_bytes_of(chunk) for chunk in chunks]
-        with _translated():
+        with _translated(filler):
             nbytes_read = _copy_all(native, files, arena, told)
         for index, chunk in enumerate(chunks):
             chunk.finish()
@@ -133,16 +136,26 @@ def _place(native: Native, row: int, tensor: torch.Tensor, arena: list[torch.Ten
     return part.nbytes
 
 
+def _largest(native: Native) -> int:
+    """Bytes of the largest tensor: the library's buffer holds one whole at least."""
+    tensors = native.checkpoint.tensors
+    return max(
+        (tensors[each.name].info.nbytes for each in native.plan.slices if each.runs), default=0
+    )
+
+
 @contextmanager
-def _translated() -> Iterator[None]:
+def _translated(filler: Filler) -> Iterator[None]:
     """Give errors of the library, which has no kinds of its own, their meaning."""
     try:
-        yield
-    except torch.AcceleratorError as error:
-        raise DeviceFailed(f"{_first_line(error)}: {HINT}") from error
+        with explained(filler.room):
+            yield
     except (RuntimeError, ValueError, OSError) as error:
+        words = _first_line(error)
+        if "device memory budget" in words.lower():
+            raise out_of_room(filler.room, 0, f"instanttensor: {words}") from error
         raise ReadFailed(
-            f'instanttensor: {_first_line(error)}: check disk and files, or set reader = "pread"'
+            f'instanttensor: {words}: check disk and files, or set reader = "pread"'
         ) from error
 
 

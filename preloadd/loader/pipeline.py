@@ -11,13 +11,14 @@ from pathlib import Path
 from preloadd.domain.manifest import Artifact, Manifest
 from preloadd.domain.recipe import LAYOUT, recipe_of
 from preloadd.domain.settings import Builder, RankSettings, Reader
-from preloadd.errors import ConfigError, OutOfRoom
+from preloadd.errors import ConfigError
 from preloadd.loader.filling import Filled, fill
 from preloadd.loader.identifying import agree, identify
 from preloadd.loader.native import Native
 from preloadd.loader.needs import PLACES, lacks
 from preloadd.loader.peer import Peer, fill_native
 from preloadd.loader.report import Reporter
+from preloadd.loader.room import await_room, require_room
 from preloadd.memory.api import Filler
 from preloadd.protocol import payload
 
@@ -54,8 +55,11 @@ def _load_native(
     started = time.monotonic()
     reporter.progress("opening")
     native = Native(settings, filler.granularity)
-    _require_room(filler, native.plan.arena_nbytes)
+    nbytes = native.plan.arena_nbytes
+    require_room(filler, nbytes, freed=reporter.frees or 0)
     digest = agree(settings, native.checkpoint, digest_cache, reporter, native.key)
+    if reporter.frees:
+        await_room(filler, nbytes)
     filled = None
     if peer is not None:
         method = settings.model.digest
@@ -106,12 +110,6 @@ def _manifest(
             "load_ms": int((time.monotonic() - started) * 1000),
         },
     )
-
-
-def _require_room(filler: Filler, wanted: int) -> None:
-    free, limit = filler.room()
-    if wanted > free:
-        raise OutOfRoom(wanted=wanted, free=free, limit=limit)
 
 
 def _fill(reader: Reader, native: Native, filler: Filler, reporter: Reporter) -> Filled:

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from queue import SimpleQueue
 
-from preloadd.errors import PreloadError
 from preloadd.linux.owner import Owner
 from preloadd.linux.threads import starting
 from preloadd.loader.pieces import Piece
@@ -111,7 +110,7 @@ class Readers(Owner):
         try:
             with self._writing():
                 self._work_off()
-        except PreloadError as error:
+        except BaseException as error:  # noqa: BLE001 - raised by whoever waits
             self._fail(error)
 
     def _work_off(self) -> None:

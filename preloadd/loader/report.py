@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
-from preloadd.domain.key import Key
 from preloadd.errors import PreloadError, ProtocolViolation
 from preloadd.linux.memfd import sealed_bytes
 from preloadd.memory.api import WritableChunk
@@ -28,9 +27,13 @@ EVERY_S = 0.2
 
 
 class Reporter:
-    """Talks to the rank over a borrowed link. OSError from any call means that the rank is gone."""
+    """Talks to the rank over a borrowed link. OSError from any call means that the rank is gone.
+
+    `frees` is as in the order.
+    """
 
     def __init__(self, link: Link, *, clock: Callable[[], float]) -> None:
+        self.frees: int | None = None
         self._link = link
         self._clock = clock
         self._phase = ""
@@ -38,14 +41,17 @@ class Reporter:
 
     def order(self) -> Order:
         """What the rank wants loaded; ProtocolViolation if it says something else."""
-        return codec.decode_order(self._heard("said what to load"))
+        order = codec.decode_order(self._heard("said what to load"))
+        self.frees = order.frees
+        return order
 
-    def identified(self, key: Key) -> None:
-        """Tell the key of what would be loaded; returns when all ranks agree on it.
+    def identified(self, key: Mapping[str, str]) -> None:
+        """Tell the key of what would be loaded; returns when all ranks agree on it, and what it
+        replaces is gone.
 
         ProtocolViolation if the rank says something else; it ends this process if they disagree.
         """
-        self._link.send(codec.encode(Identified(key=key)))
+        self._link.send(codec.encode(Identified(key=dict(key))))
         codec.decode_proceed(self._heard("let this load proceed"))
 
     def warmable(self, warmable: Warmable, *, within: float) -> bool:

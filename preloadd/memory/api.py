@@ -166,6 +166,10 @@ class Mapping(Protocol):
         Whole pages count. All private mappings of these chunks in this process count together.
         """
 
+    def room(self) -> tuple[int, str]:
+        """Bytes free in the memory that this is mapped in, and what bounds them (for the error
+        text)."""
+
     def chunk(self, index: int) -> memoryview | DeviceBuffer:
         """The bytes of one chunk: a view of host memory, or a buffer on the device.
 

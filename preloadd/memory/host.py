@@ -193,6 +193,10 @@ class HostMapping:
         """
         return private_nbytes(self._files) if self._files else 0
 
+    def room(self) -> tuple[int, str]:
+        """What MemAvailable and the cgroups leave."""
+        return room()
+
     def chunk(self, index: int) -> memoryview:
         """The bytes of one chunk, read-only unless this is private."""
         return memoryview(self._areas[index])

@@ -28,24 +28,37 @@ def meaning_of(
     words: str,
     *,
     room: Room,
-    wanted: int = 0,
+    wanted: int | None = None,
     foreign: bool = False,
 ) -> PreloadError:
     """What to raise for a status that is no success, where `words` say what failed and how.
 
-    `wanted` is how many bytes were asked for, if any; `foreign`, that a peer's descriptor or size
-    was involved; `room` is asked only to say how many bytes were free.
+    `wanted` is how many bytes were asked for, 0 where the driver itself needs some, None where none
+    are; `foreign`, that a peer's descriptor or size was involved; `room` is asked only to say how
+    many bytes were free.
     """
-    if status == OUT_OF_MEMORY and wanted:
-        free, limit = 0, "the GPU"
-        with suppress(DeviceFailed):
-            free, limit = room()
-        if free >= wanted:  # somebody has given memory back since, or there is another bound
-            free, limit = 0, f"{limit} with {free:,} bytes free, by a limit of the driver,"
-        return OutOfRoom(wanted=wanted, free=free, limit=limit, part=True)
+    if status == OUT_OF_MEMORY and wanted is not None:
+        return out_of_room(room, wanted, words)
     if foreign and status in _FOREIGN:
         return DamagedManifest(f"{words}: it is no chunk of this GPU, or has another size")
     return DeviceFailed(f"{words}: {HINT}")
+
+
+def out_of_room(
+    room: Room, wanted: int, words: str, bound: str = "a limit of the driver"
+) -> OutOfRoom:
+    """What to raise where `wanted` more bytes were refused, or some for what `words` say (0).
+
+    `bound` may be why they were although there are so many.
+    """
+    free, limit = 0, "the GPU"
+    with suppress(DeviceFailed):
+        free, limit = room()
+    if not wanted:
+        return OutOfRoom(wanted=0, free=free, limit=limit, failed=words)
+    if free >= wanted:  # somebody has given memory back since, or there is another bound
+        free, limit = 0, f"{limit} with {free:,} bytes free, by {bound},"
+    return OutOfRoom(wanted=wanted, free=free, limit=limit, part=True)
 
 
 def require_descriptor(doing: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from preloadd.domain.lines import one_line
 
@@ -19,3 +19,8 @@ def brief(text: object) -> str:
 def hint(name: str, environ: Mapping[str, str]) -> str:
     """A variable and its value; '' if it is not set."""
     return f"{name}={brief(environ[name])}" if name in environ else ""
+
+
+def hints(names: Iterable[str], environ: Mapping[str, str]) -> str:
+    """The same of several variables; '' if none is set."""
+    return "; ".join(filter(None, (hint(name, environ) for name in names)))

@@ -313,6 +313,11 @@ class VmmMapping:
         """0: devices have no copy-on-write."""
         return 0
 
+    def room(self) -> tuple[int, str]:
+        """What is free on the device, as of `VmmFiller.room`."""
+        with self._arena.driver.current():
+            return self._arena.driver.room()
+
     def chunk(self, index: int) -> VmmBuffer:
         """The bytes of one chunk on the device."""
         buffer = VmmBuffer(self._arena, *self._arena.spans[index])

@@ -13,6 +13,7 @@ from enum import StrEnum
 
 import msgspec
 
+from preloadd.domain.ids import Role
 from preloadd.domain.settings import Rendezvous
 from preloadd.protocol import rendezvous as r
 
@@ -23,6 +24,8 @@ _BEATS = 4
 """Signs of life in the time after which one is missed."""
 
 REMEDY = "give all nodes the same model, settings and release of preloadd"
+
+_NETWORK = "look at its host, and at the network between"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,11 @@ class Convener:
         self._beaten = float("-inf")
         self._told: tuple[int, ...] | None = None
         self._turned_away = ""
+
+    @property
+    def _least(self) -> float:
+        """The silence of the least patient of all that are here."""
+        return min([self._silence, *(seat.join.silence for seat in self._seats.values())])
 
     @property
     def absent(self) -> bool:
@@ -250,9 +258,9 @@ class Convener:
         return self._end(why) if seat.bound else []
 
     def _silent(self, seat: _Seat) -> list[Send]:
-        why = f"was silent for {self._silence:g} s: look at its host, and at the network between"
-        last = Send(seat.source, r.Ended(why="nothing was heard of this rank"), last=True)
-        return [last, *self.gone(seat.source, why)]
+        why = f"was silent for {self._silence:g} s: {_NETWORK}"
+        ended = r.Ended(why=f"nothing was heard of this rank for {self._silence:g} s: {_NETWORK}")
+        return [Send(seat.source, ended, last=True), *self.gone(seat.source, why)]
 
     def _end(self, why: str) -> list[Send]:
         """End the load of everyone who is still in it, and be ready for another one."""
@@ -276,7 +284,7 @@ class Convener:
         missing = self.missing
         place = self._place
         told = f"{missing_named(missing, place)} did not come to {place.where} "
-        told += f"within {self._patience:g} s: {LOOK}"
+        told += f"within {self._patience:g} s: {_look(place)}"
         for rank in missing:
             seat, reference = self._seats.get(rank), self._reference()
             if seat is not None and seat.join.identifying:
@@ -289,14 +297,19 @@ class Convener:
         return told
 
     def _beats(self, now: float) -> list[Send]:
-        if now - self._beaten < self._silence / _BEATS:
+        least = self._least
+        if now - self._beaten < least / _BEATS:
             return []
         self._beaten = now
         missing = self.missing if self._deadline is not None else ()
         return [
             Send(
                 seat.source,
-                r.Beat(missing=missing if seat.bound else (), free=self.phase is Phase.OPEN),
+                r.Beat(
+                    missing=missing if seat.bound else (),
+                    free=self.phase is Phase.OPEN,
+                    silence=least,
+                ),
             )
             for seat in self._seats.values()
         ]
@@ -331,7 +344,8 @@ _UNDER_WAY = (Stage.IDENTIFYING, Stage.GATHERING, Stage.LOADING)
 class Member:
     """One rank's own side. Every step returns what has to be sent, if there is a connection.
 
-    `why` says what ended a load. `missing` are the ranks that rank 0 waits for.
+    `why` says what ended a load. `missing` are the ranks that rank 0 waits for. `pace` is how many
+    seconds it lets pass between its own signs of life.
     """
 
     def __init__(self, place: Rendezvous, *, patience: float, silence: float) -> None:
@@ -339,6 +353,7 @@ class Member:
         self.why = ""
         self.missing: tuple[int, ...] = ()
         self.connected = False
+        self.pace = silence / _BEATS
         self._place = place
         self._patience = patience
         self._silence = silence
@@ -366,6 +381,7 @@ class Member:
     def joined(self, now: float) -> list[r.FromMember]:
         """There is a connection now."""
         self.connected, self._heard, self._beaten = True, now, now
+        self.pace = self._silence / _BEATS
         self._answered = self._free = False
         return [self._join] if self._join is not None else []
 
@@ -380,6 +396,7 @@ class Member:
             case r.Beat():
                 self.missing = message.missing if self.stage is Stage.GATHERING else ()
                 self._free = self._free or message.free
+                self.pace = min(self.pace, message.silence / _BEATS)
             case r.Agreed():
                 if self.stage is Stage.GATHERING:
                     self.stage, self.missing = Stage.LOADING, ()
@@ -392,9 +409,9 @@ class Member:
         self.connected = False
         if self.stage in (Stage.IDENTIFYING, Stage.GATHERING) and not self._answered:
             where = self._place.where
-            self.end(f"rank 0 of node 0 gave no answer: what listens at {where} {why}")
+            self.end(f"{self._rank_0} gave no answer: what listens at {where} {why}")
         elif self.stage is Stage.GATHERING or (self.stage in _UNDER_WAY and not self._free):
-            self.end(f"rank 0 was lost while {self.stage.value}: it {why}")
+            self.end(f"{self._rank_0} was lost while {self.stage.value}: it {why}")
 
     def end(self, why: str) -> None:
         """Nothing comes of this load. What is served is served all the same."""
@@ -425,12 +442,10 @@ class Member:
     def tick(self, now: float) -> list[r.FromMember]:
         """Time has passed: whether it was too much, and signs of life."""
         if self.connected and now - self._heard > self._silence:
-            self.lost(
-                f"was silent for {self._silence:g} s: look at its host, and at the network between"
-            )
+            self.lost(f"was silent for {self._silence:g} s: {_NETWORK}")
         if self.stage is Stage.GATHERING and now >= self._deadline:
             return self.failed(self._too_late())
-        if self.connected and now - self._beaten >= self._silence / _BEATS:
+        if self.connected and now - self._beaten >= self.pace:
             self._beaten = now
             return [r.Beat()]
         return []
@@ -440,22 +455,31 @@ class Member:
         where = place.where
         if self.connected:
             who = missing_named(self.missing, place) if self.missing else "the others"
-            return f"{who} did not come to {where} within {self._patience:g} s: {LOOK}"
+            return f"{who} did not come to {where} within {self._patience:g} s: {_look(place)}"
         return (
-            f"rank 0 of node 0 was not reached at {where} within {self._patience:g} s: "
-            f"{self._tried}: {LOOK}"
+            f"{self._rank_0} was not reached at {where} within {self._patience:g} s: "
+            f"{self._tried}: {_look(place)}"
         )
 
-
-LOOK = (
-    "see whether preloadd runs there and what its log says, whether address and port are the same "
-    "on all nodes, and whether a firewall is between them"
-)
+    @property
+    def _rank_0(self) -> str:
+        return missing_named([0], self._place)
 
 
 def missing_named(missing: Sequence[int], place: Rendezvous) -> str:
     """How ranks that nobody has heard of are named: 'ranks 3, 5 of nodes 1, 2'."""
-    return r.ranks_named(missing, _nodes(missing, place))
+    return r.ranks_named(missing, _nodes(missing, place), place.role)
+
+
+def _look(place: Rendezvous) -> str:
+    """What to do where ranks do not find each other."""
+    same = "address and port are the same on all nodes"
+    if place.role is Role.DRAFT:
+        same = f"all nodes hold the draft and have the same address and {place.setting}"
+    return (
+        f"see whether preloadd runs there and what its log says, whether {same}, and whether a "
+        "firewall is between them"
+    )
 
 
 def _size(world: int, nodes: int) -> str:

@@ -44,19 +44,19 @@ class Load(Generic[H]):
 class LoadReceiver(Generic[H]):
     """Takes every handle it is given, and keeps it until `take` or `release` hands it back.
 
-    Where ranks meet first (`meets`), a loader may fill nothing before it is let `proceed`. What it
+    A loader that has to wait (`waits`) may fill nothing before it is let `proceed`. What it
     says of tables comes once, after the manifest: `warmable` and, where it `tunes`, `tuned`.
     """
 
-    def __init__(self, *, meets: bool = False) -> None:
+    def __init__(self, *, waits: bool = False) -> None:
         self.phase = LoadPhase.LOADING
         self.failure: Failed | None = None
         self.warmable: Warmable | None = None
         self.tuned: Tuned | None = None
         self.tunes = False
         self._identified = False
-        self._meets = meets
-        self._may_fill = not meets
+        self._waits = waits
+        self._may_fill = not waits
         self._chunks: list[tuple[H, int]] = []
         self._manifest: tuple[H, int] | None = None
         self._spoiled: list[H] = []
@@ -135,8 +135,8 @@ class LoadReceiver(Generic[H]):
                 return None
 
     def _identified_fault(self) -> str | None:
-        if not self._meets:
-            return "nobody waits for it: this rank meets no others"
+        if not self._waits:
+            return "nobody waits for it: this rank meets no others, and replaces nothing"
         again = self._identified or self._chunks or self.phase is LoadPhase.COMPLETE
         return "it comes once, before all chunks" if again else None
 

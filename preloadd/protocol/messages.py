@@ -7,7 +7,7 @@ Sizes are bytes, times are seconds. Nothing here is trusted: `protocol.connectio
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -37,6 +37,10 @@ REHEARSAL = "PRELOADD_REHEARSAL"
 
 MAX_WARMUP = 128
 """Files of warm-up state that are told at once: one for each rank of a group, say."""
+
+
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e10)]
+"""A time that can be shown: no NaN, nothing infinite, and no more than three centuries."""
 
 
 class Reason(StrEnum):
@@ -186,6 +190,7 @@ class StatusTold(Message, frozen=True, tag="status-told"):
     """How the rank is. `counters` tell what loading cost, now and in this process; see the docs.
 
     `warmup` are lines for people: what is made ready besides the weights, and what is wrong there.
+    `divided` says why nobody gets these weights, where other ranks have those of other files.
     """
 
     group: str
@@ -207,13 +212,14 @@ class StatusTold(Message, frozen=True, tag="status-told"):
     chunks: int = 0
     done: int = 0
     total: int = 0
-    uptime_s: float = 0.0
-    ready_s: float = 0.0
+    uptime_s: Seconds = 0.0
+    ready_s: Seconds = 0.0
     leases: tuple[LeaseTold, ...] = ()
     lease_count: int = 0
     counters: dict[str, int] = {}
     key: dict[str, str] = {}
     warmup: tuple[str, ...] = ()
+    divided: str = ""
 
     def shared_with(self, kind: type) -> dict[str, Any]:
         """What is told here under names that a value of `kind` has as well, to be kept there."""
@@ -225,11 +231,13 @@ class StateChanged(Message, frozen=True, tag="state"):
     """Sent to watchers. The same generation after a restart means: nothing to do.
 
     While it warms up, a rank lets in only who shows a pass, of which `warming` is the SHA-256.
+    `checkpoint` is that of the key of its weights.
     """
 
     state: State
     generation: str = ""
     warming: str = ""
+    checkpoint: str = ""
 
 
 class WarmupTold(Message, frozen=True, tag="warmup-told"):
@@ -257,22 +265,28 @@ Reply = (
 
 
 class Order(Message, frozen=True, tag="order"):
-    """Rank to loader, once: what to load."""
+    """Rank to loader, once: what to load.
+
+    Where that replaces parked weights, `frees` are the bytes that are freed once all is ready.
+    """
 
     settings: RankSettings
+    frees: int | None = None
 
 
 class Identified(Message, frozen=True, tag="identified"):
-    """Loader to rank, before it fills anything: the key of what it would load.
+    """Loader to rank, before it fills anything and when nothing is in its way: the key of what it
+    would load, empty where no ranks meet.
 
-    Only where ranks meet first (`RankSettings.rendezvous`). The loader waits for `Proceed`.
+    Only where they meet first (`RankSettings.rendezvous`), or parked weights are replaced
+    (`Order.frees`). The loader waits for `Proceed`.
     """
 
     key: dict[str, str]
 
 
 class Proceed(Message, frozen=True, tag="proceed"):
-    """Rank to loader: all ranks agree on what it has identified."""
+    """Rank to loader: all ranks agree on what it has identified, and what it replaces is gone."""
 
 
 class Progress(Message, frozen=True, tag="progress"):
@@ -301,8 +315,9 @@ class Warmable(Message, frozen=True, tag="warmable"):
 
     `root` is the folder for them, `ranks` are (data-parallel rank, rank) of the whole world,
     `metadata` is what FlashInfer says of this environment. With `tunes` the loader waits for
-    `Tune`, and tunes its own if it is told to; else `why_not` says why it does not. `identity` is
-    what code that vLLM compiles here has to be compiled for; empty where it compiles none.
+    `Tune`, and tunes its own if it is told to; else `why_not` says why it does not, and `untuned`
+    that engines certainly tune nothing. `identity` is what code that vLLM compiles here
+    has to be compiled for; empty where it compiles none.
     """
 
     config_hash: str = ""
@@ -313,6 +328,7 @@ class Warmable(Message, frozen=True, tag="warmable"):
     metadata: dict[str, str | None] = {}
     tunes: bool = False
     why_not: str = ""
+    untuned: bool = False
     identity: dict[str, str] = {}
 
 
@@ -327,7 +343,7 @@ class Tuned(Message, frozen=True, tag="tuned"):
 
     entries: int = 0
     hits: int = 0
-    seconds: float = 0.0
+    seconds: Seconds = 0.0
     failure: str = ""
 
 

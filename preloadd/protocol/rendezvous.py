@@ -7,12 +7,14 @@ about itself: it is compared with what the others say, and told.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Annotated, TypeVar
 
 import msgspec
 from msgspec import Meta
 
+from preloadd.domain.ids import Role
 from preloadd.domain.key import Difference, differences
 from preloadd.errors import ProtocolViolation
 from preloadd.protocol.codec import cut
@@ -36,6 +38,7 @@ Number = Annotated[int, Meta(ge=0, le=MAX_WORLD)]
 Name = Annotated[str, Meta(max_length=256)]
 Value = Annotated[str, Meta(max_length=MAX_FRAME)]
 Told = Annotated[str, Meta(max_length=TOLD)]
+Silence = Annotated[float, Meta(gt=0)]
 
 M = TypeVar("M")
 
@@ -51,7 +54,9 @@ class Join(Message, frozen=True, tag="join"):
     yet, and will say so again when it does. `serving`: it has these weights already, and needs
     nobody's leave. Said again on one connection, it is another load. `group` is its own name for
     it, which is compared with no other's: whoever comes to one port is of one group. `nodes` is 0
-    where nobody knows how many there are, and then `node` says nothing.
+    where nobody knows how many there are, and then `node` says nothing. `drafts`: its group holds a
+    draft, of which the key says nothing. `silence`: seconds until it takes one that it does not
+    hear for lost.
     """
 
     preloadd: Name
@@ -63,19 +68,24 @@ class Join(Message, frozen=True, tag="join"):
     node: Number
     nodes: Number
     key: Annotated[dict[Name, Value], Meta(max_length=512)]
+    drafts: bool = False
+    silence: Silence = math.inf
     serving: bool = False
     identifying: bool = False
 
     def __str__(self) -> str:
-        return named(self.rank, self.node, self.nodes)
+        nodes = [self.node] if self.nodes else []
+        return ranks_named([self.rank], nodes, self.role)
 
 
 class Beat(Message, frozen=True, tag="beat"):
-    """Both ways: a sign of life. Rank 0 tells which ranks are `missing` while it gathers, and
-    whether it serves (`free`), so that its loss ends nothing that has only begun."""
+    """Both ways: a sign of life. Rank 0 tells which ranks are `missing` while it gathers, whether
+    it serves (`free`), so that its loss ends nothing that has only begun, and the `silence` of the
+    least patient of all, so that it is heard from everybody in time."""
 
     missing: Annotated[tuple[Number, ...], Meta(max_length=MAX_WORLD)] = ()
     free: bool = False
+    silence: Silence = math.inf
 
 
 class Agreed(Message, frozen=True, tag="agreed"):
@@ -170,14 +180,11 @@ def disagreement(one: Join, other: Join) -> str:
     return told
 
 
-def named(rank: int, node: int, nodes: int) -> str:
-    """How a rank is named to people: by its number alone if nobody knows how many nodes are."""
-    return f"rank {rank} of node {node}" if nodes else f"rank {rank}"
-
-
-def ranks_named(ranks: Sequence[int], nodes: Iterable[int]) -> str:
-    """How several are named: 'ranks 3, 5 of nodes 1, 2', or 'ranks 3, 5' where no node is known."""
-    told, known = _counted("rank", ranks), sorted(set(nodes))
+def ranks_named(ranks: Sequence[int], nodes: Iterable[int], role: str = Role.TARGET) -> str:
+    """How ranks are named to people: 'ranks 3, 5 of nodes 1, 2', 'ranks 3, 5' where no node is
+    known, and 'draft ranks 3, 5' those of a draft, which have numbers of their own."""
+    noun = "draft rank" if role == Role.DRAFT else "rank"
+    told, known = _counted(noun, ranks), sorted(set(nodes))
     return f"{told} of {_counted('node', known)}" if known else told
 
 
@@ -193,7 +200,7 @@ def _counted(noun: str, numbers: Sequence[int]) -> str:
 
 def _claims(join: Join) -> dict[str, str]:
     mine = {"preloadd": join.preloadd, "role": join.role, "builder": join.builder}
-    return {**join.key, **mine}
+    return {**join.key, **mine, "draft": "held" if join.drafts else "not held"}
 
 
 def _told(one: Join, other: Join, difference: Difference) -> str:

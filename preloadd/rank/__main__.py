@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -21,7 +21,7 @@ from preloadd.domain.settings import Memory, RankSettings
 from preloadd.errors import ConfigError, PreloadError
 from preloadd.linux import logs, streams
 from preloadd.linux.fds import OwnedFd, exhausted, is_exhausted
-from preloadd.linux.lending import lend
+from preloadd.linux.lending import LENT, lend
 from preloadd.linux.locks import Lock
 from preloadd.linux.notify import Notifier, watchdog_interval, without_manager
 from preloadd.linux.passed import inherited
@@ -36,12 +36,13 @@ from preloadd.rank.daemon import Daemon
 from preloadd.rank.device import Gpu, alone_with
 from preloadd.rank.generation import Generation
 from preloadd.rank.loading import Lend, Loader
-from preloadd.rank.orders import Orders, orders, remember
+from preloadd.rank.orders import Orders, orders, remember, warn_of_upgrades
 from preloadd.rank.seeding.api import Answering, Exchange, Fetch, Giver
 from preloadd.rank.seeding.secrets import passed_tokens, without_tokens
-from preloadd.rank.warmup.bundling import Bundling
+from preloadd.rank.warmup.compiled_code import CompiledCode
 from preloadd.rank.warmup.rehearsal import Rehearsal, hindrance
-from preloadd.rank.warmup.warming import RECORD, Warming
+from preloadd.rank.warmup.tables import RECORD, Tables
+from preloadd.rank.warmup.warmup import WarmUp
 from preloadd.transport.probe import ask_probe
 from preloadd.transport.threads import settle
 from preloadd.warmup.stores.chain import Stores
@@ -60,31 +61,46 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments = sys.argv[1:]
     streams.prepare()
     os.umask(0o077)
-    logs.configure("INFO", os.environ, identifier=IDENTIFIER)
+    logs.configure("INFO", os.environ, identifier=IDENTIFIER, waits=False)
     parked = inherited(os.environ, os.getpid())
+    launched = SETTINGS in parked
     try:
         passed = passed_tokens(parked.pop(TOKENS, []))
         given = orders(arguments, parked.pop(SETTINGS, []), os.environ)
         settings = given.settings
         logs.configure(
-            settings.log_level.upper(), os.environ, identifier=IDENTIFIER, fields=settings.labels
+            settings.log_level.upper(),
+            os.environ,
+            identifier=IDENTIFIER,
+            fields=settings.labels,
+            waits=False,
         )
         _serve(given, parked, passed)
     except (PreloadError, OSError, BaseExceptionGroup) as error:
-        _tell_manager(error)
+        told = _tell_manager(error)
         if not isinstance(error, PreloadError):
             raise
-        log.error("%s", error)  # noqa: TRY400 - the text is for people, the trace would hide it
+        if not (told and launched and _is_one_stream()):
+            log.error("%s", error)  # noqa: TRY400 - the text is for people, the trace would hide it
         return error.exit_status
     return 0
 
 
-def _tell_manager(reason: BaseException) -> None:
-    """Leave a last word with the manager, who tells it to people long after this process."""
+def _tell_manager(reason: BaseException) -> bool:
+    """Leave a last word with the manager, who tells it to people long after this process; whether
+    it has all of it."""
     with suppress(ConfigError):  # its socket is not there
         notifier = Notifier(os.environ)
-        notifier.failed(reason)
-        notifier.close()
+        with closing(notifier):
+            return notifier.failed(reason)
+    return False
+
+
+def _is_one_stream() -> bool:
+    """Whether errors go where the output of this process and of the launcher goes, who tells them
+    there. The journal is to have them with their codes."""
+    same = os.path.samestat(os.fstat(1), os.fstat(2))
+    return same and not logs.is_journal(os.environ, 2)
 
 
 def _serve(given: Orders, parked: dict[str, list[OwnedFd]], passed: Sequence[str]) -> None:
@@ -99,11 +115,11 @@ def _serve(given: Orders, parked: dict[str, list[OwnedFd]], passed: Sequence[str
 
         def loaded(generation: Generation) -> None:
             remember(given, os.environ, generation.manifest.recipe.files)
+            warn_of_upgrades(settings)
 
         loader = _loader(settings, folder, environ)
-        warming = _warming(settings, folder, loader.environ, ends)
-        rehearsal = _rehearsal(settings, folder, environ)
-        bundling = _bundling(settings, warming, ends) if rehearsal is not None else None
+        tables = _tables(settings, folder, loader.environ, ends)
+        warm_up = _warm_up(settings, tables, _rehearsal(settings, folder, environ), ends)
         giver = _giver(settings, loader, ends)
         notifier = Notifier(os.environ)
         daemon = Daemon(
@@ -114,17 +130,15 @@ def _serve(given: Orders, parked: dict[str, list[OwnedFd]], passed: Sequence[str
                 loader,
                 on_loaded=loaded,
                 renewed=_renewed,
-                warming=warming,
+                warming=tables,
                 lend=_lend(settings, ends),
             ),
             clock=time.monotonic,
             watchdog_s=watchdog_interval(os.environ),
             count=counter(os.environ, os.getpid(), Path("/proc/self/cgroup").read_text()),
+            warm_up=warm_up,
             gpu=_gpu(settings, loader),
-            warming=warming,
-            rehearsal=rehearsal,
-            bundling=bundling,
-            seeder=_seeder(ends, warming, bundling, giver),
+            seeder=_seeder(ends, warm_up, giver),
             giver=giver,
         )
         try:
@@ -133,7 +147,7 @@ def _serve(given: Orders, parked: dict[str, list[OwnedFd]], passed: Sequence[str
             raise _cause(error) from None
         finally:
             settle(_SETTLE_S)
-            warming.close()
+            tables.close()
             notifier.close()
 
 
@@ -144,31 +158,34 @@ def _rehearsal(
     if hindrance(settings):
         return None
     # The loader's, whose link to this package it shares.
-    return Rehearsal.of(settings, lend(folder / "python", environ) if settings.python else environ)
+    return Rehearsal.of(settings, lend(folder / LENT, environ) if settings.python else environ)
 
 
-def _bundling(settings: RankSettings, warming: Warming, ends: Exchange | None) -> Bundling:
-    """What sees to compiled code, which needs an engine to be made."""
-    seeding = settings.seeding
-    return Bundling(
+def _warm_up(
+    settings: RankSettings, tables: Tables, rehearsal: Rehearsal | None, ends: Exchange | None
+) -> WarmUp:
+    """What sees to tables and, only with an engine that makes some, to compiled code."""
+    if rehearsal is None:
+        return WarmUp(settings, tables)
+    code = CompiledCode(
         trusted=settings.warmup.trust_bundles,
-        stores=lambda: warming.stores,
+        stores=lambda: tables.stores,
         fetch=_fetch(settings, ends),
-        within=seeding.within if seeding is not None else 0.0,
         wall=lambda: datetime.now(UTC).timestamp(),
     )
+    return WarmUp(settings, tables, rehearsal, code)
 
 
-def _warming(
+def _tables(
     settings: RankSettings, folder: Path, environ: Mapping[str, str], ends: Exchange | None
-) -> Warming:
+) -> Tables:
     """What sees to tables; it opens stores when there is time for that."""
     warm, seeding = settings.warmup, settings.seeding
 
     def stores() -> Stores:
         return open_stores(warm.stores, environ, python=settings.python)
 
-    return Warming(
+    return Tables(
         folder / RECORD,
         enabled=warm.autotune,
         stores=stores if warm.stores else None,
@@ -202,18 +219,12 @@ def _ends(settings: RankSettings, passed: Sequence[str], *, kept: bool) -> Excha
     return ends
 
 
-def _seeder(
-    ends: Exchange | None, warming: Warming, bundling: Bundling | None, giver: Giver | None
-) -> Answering | None:
+def _seeder(ends: Exchange | None, warm_up: WarmUp, giver: Giver | None) -> Answering | None:
     """What answers others, with all that this rank has for them; None where nobody asks."""
     if ends is None:
         return None
-    kinds = [*warming.kinds()]
-    if bundling is not None:
-        kinds.append(bundling.kind)
-    if giver is not None:
-        kinds.append(giver.kind)
-    return ends.listener(kinds, [giver] if giver is not None else [])
+    givers = [] if giver is None else [giver]
+    return ends.listener([*warm_up.kinds(), *(each.kind for each in givers)], givers)
 
 
 def _lend(settings: RankSettings, ends: Exchange | None) -> Lend | None:
@@ -247,7 +258,7 @@ def _loader(settings: RankSettings, folder: Path, environ: Mapping[str, str]) ->
     memory = settings.model.memory
     environ = alone_with(settings.parsed_instance.device, memory, environ)
     if settings.python:
-        imports = folder / "python"
+        imports = folder / LENT
         try:
             environ = lend(imports, environ)
         except OSError as error:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from preloadd.domain.manifest import Manifest
 from preloadd.domain.recipe import Recipe, changes
-from preloadd.errors import DamagedManifest, PreloadError, ProtocolViolation
+from preloadd.errors import DamagedManifest, ProtocolViolation
 from preloadd.linux.fds import OwnedFd
 from preloadd.linux.memfd import read_sealed
 from preloadd.memory.api import Keeper
@@ -17,38 +17,33 @@ from preloadd.rank.generation import Generation, chunk_name, manifest_name
 
 @dataclass(slots=True)
 class Adoption:
-    """What came of it. `generation` is the caller's to close; names in `dropped` are to be evicted.
+    """What came of it: a `generation` to serve, or an `outdated` one, both the caller's to close.
 
-    `reasons` say why something was dropped, for the log and the status.
+    One that is outdated stays parked until what replaces it is sure to fit. Where nothing does, and
+    only files have changed, it `may_serve`: they may be half-way through a download, and engines
+    compare keys, so those with other files refuse such weights. Names in `dropped` are to be
+    evicted; `reasons` say why weights are not adopted, for the log.
     """
 
     generation: Generation | None = None
+    outdated: Generation | None = None
+    may_serve: bool = False
     dropped: list[str] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
 
 
-def adopt(
-    parked: Mapping[str, Sequence[OwnedFd]],
-    keeper: Keeper,
-    wanted: Recipe,
-    instead: Callable[[], None],
-) -> Adoption:
-    """Pick the generation that matches `wanted` out of what was `parked`, close all the rest.
-
-    Takes every descriptor. Weights that could not be replaced are not given up: where only the
-    files changed, and `instead` raises a PreloadError because the new ones cannot be loaded (they
-    may be half-way through a download), the parked generation is adopted. The same holds without
-    files in `wanted`. Engines compare keys, so those with other files refuse such weights.
-    """
+def adopt(parked: Mapping[str, Sequence[OwnedFd]], keeper: Keeper, wanted: Recipe) -> Adoption:
+    """Pick the generation that matches `wanted` out of what was `parked`, or else one that is
+    whole; close all the rest. Takes every descriptor."""
     result = Adoption()
     for name in sorted(parked):
         if result.generation is None and name.startswith("manifest."):
-            result.generation = _whole(name, parked, keeper, result.reasons)
-            if result.generation is not None and not _fits(
-                result.generation.manifest, wanted, instead, result.reasons
-            ):
-                result.generation = None
-    kept = _names(result.generation)
+            found = _whole(name, parked, keeper, result.reasons)
+            if found is not None:
+                _judge(found, wanted, result)
+    if result.generation is not None:
+        result.outdated = None
+    kept = _names(result.generation or result.outdated)
     for name, fds in parked.items():
         for fd in fds[1:] if name in kept else fds:
             fd.close()
@@ -64,25 +59,18 @@ def _names(generation: Generation | None) -> set[str]:
     return {manifest_name(generation.id), *(chunk_name(generation.id, i) for i in chunks)}
 
 
-def _fits(
-    manifest: Manifest, wanted: Recipe, instead: Callable[[], None], reasons: list[str]
-) -> bool:
-    """Whether the weights are those wanted now, or the best there is; reasons tell what differs."""
-    differing = changes(manifest.recipe, wanted)
+def _judge(found: Generation, wanted: Recipe, result: Adoption) -> None:
+    recipe = found.manifest.recipe
+    differing = changes(recipe, wanted)
     if not differing:
-        return True
+        result.generation = found
+        return
     told = "; ".join(f"{d.field}: was {d.daemon}, now {d.engine}" for d in differing)
-    if [d.field for d in differing] == ["files"] and manifest.recipe.model == wanted.model:
-        try:
-            instead()
-        except PreloadError as error:
-            reasons.append(
-                f"the checkpoint has changed ({told}) but cannot be loaded, so the weights of "
-                f"before stay: {error}"
-            )
-            return True
-    reasons.append(f"parked weights are for something else: {told}")
-    return False
+    result.reasons.append(f"parked weights are for something else: {told}")
+    if result.outdated is None:
+        result.outdated = found
+        of_files = [each.field for each in differing] == ["files"]
+        result.may_serve = of_files and recipe.model == wanted.model
 
 
 def _whole(

@@ -10,25 +10,27 @@ import logging
 import math
 import socket
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 
 import anyio
 from anyio.abc import TaskGroup
 
+from preloadd.domain.ids import Role
 from preloadd.domain.meeting import is_one_host
 from preloadd.domain.settings import Rendezvous
 from preloadd.errors import ProtocolViolation
 from preloadd.protocol import rendezvous as r
 from preloadd.protocol.gathering import OWN, Convener, Send
 from preloadd.transport import tcp
+from preloadd.transport.accepting import Episode
 
 log = logging.getLogger(__name__)
 
 JOIN_S = 10.0
 """Seconds until somebody who connected must have said who it is."""
 
-_AGAIN_S = 1.0
 _LEAVE_S = 5.0
 _FAREWELL_S = 2.0
 _POLL_S = 0.01
@@ -44,8 +46,7 @@ class _Guest:
 class Hall:
     """Rank 0's port, and everybody who is connected to it.
 
-    `to_own` is told what rank 0 itself is. `fault` says why there is no port; '' if there is one,
-    or none was tried yet (`tried`).
+    `to_own` is told what rank 0 itself is.
     """
 
     def __init__(
@@ -54,15 +55,14 @@ class Hall:
         place: Rendezvous,
         to_own: Callable[[r.FromConvener], None],
     ) -> None:
-        self.fault = ""
-        self.tried = anyio.Event()
+        self.port = tcp.Port(self._listen, partial(no_port, place))
         self._convener = convener
         self._place = place
         self._to_own = to_own
         self._guests: dict[int, _Guest] = {}
         self._leaving: set[int] = set()
         self._numbers = OWN
-        self._crowded = False
+        self._crowded = Episode()
 
     def say(self, message: r.FromMember) -> None:
         """Rank 0 itself says something."""
@@ -79,24 +79,11 @@ class Hall:
                 await anyio.sleep(_POLL_S)
 
     async def serve(self) -> None:
-        """Listen until cancelled, and try again for as long as that is not possible."""
-        while True:
-            try:
-                listeners = await self._listeners()
-            except OSError as error:
-                self._no_port(error)
-                await anyio.sleep(_AGAIN_S)
-                continue
-            self.fault = ""
-            self.tried.set()
-            with ExitStack() as undo:
-                for listener in listeners:
-                    undo.callback(listener.close)
-                async with anyio.create_task_group() as tasks:
-                    for listener in listeners:
-                        tasks.start_soon(self._accept, listener, tasks)
+        """Hear whoever comes, until cancelled."""
+        async with anyio.create_task_group() as tasks:
+            await self.port.serve(partial(self._welcome, tasks), "a rank")
 
-    async def _listeners(self) -> list[socket.socket]:
+    async def _listen(self) -> list[socket.socket]:
         """Where others can connect; OSError if they cannot."""
         listeners = await tcp.listen(self._place.address, self._place.port)
         hosts = [listener.getsockname()[0] for listener in listeners]
@@ -109,37 +96,18 @@ class Hall:
             )
         return listeners
 
-    def _no_port(self, error: OSError) -> None:
-        fault = no_port(self._place, error)
-        if fault != self.fault:
-            log.warning("%s", fault)
-        self.fault = fault
-        self.tried.set()
-
-    async def _accept(self, listener: socket.socket, tasks: TaskGroup) -> None:
-        while True:
-            await anyio.wait_readable(listener)
-            try:
-                sock, _ = listener.accept()
-                self._welcome(sock, tasks)
-            except (BlockingIOError, ConnectionError):
-                continue
-            except OSError as error:
-                log.warning("accepting a rank: %s", error)
-                # The listener stays readable all the while.
-                await anyio.sleep(_AGAIN_S)
-
-    def _welcome(self, sock: socket.socket, tasks: TaskGroup) -> None:
-        here, most = len(self._guests), 2 * self._place.world + _SPARE
-        if here >= most and not self._crowded:
-            log.warning("%d connections are open: who says nothing makes room for more", here)
-        # Said again only after it was over for good: some are always about to leave.
-        self._crowded = here >= (most // 2 if self._crowded else most)
-        if here >= most and not self._made_room():
-            sock.close()
-            return
+    def _welcome(self, tasks: TaskGroup, sock: socket.socket, address: tuple[str, int]) -> None:
+        here = len(self._guests)
+        if here >= 2 * self._place.world + _SPARE:
+            if self._crowded.begins():
+                log.warning("%d connections are open: who says nothing makes room for more", here)
+            if not self._made_room():
+                sock.close()
+                return
         self._numbers += 1
-        tasks.start_soon(self._receive, self._numbers, sock)
+        patience = anyio.CancelScope(deadline=anyio.current_time() + JOIN_S)
+        guest = self._guests[self._numbers] = _Guest(tcp.Wire(sock), patience)
+        tasks.start_soon(self._receive, self._numbers, guest, f"{address[0]}:{address[1]}")
 
     def _made_room(self) -> bool:
         """Hang up on whoever has said nothing for longest; false if all have said who they are.
@@ -153,17 +121,14 @@ class Hall:
                 return True
         return False
 
-    async def _receive(self, source: int, sock: socket.socket) -> None:
+    async def _receive(self, source: int, guest: _Guest, who: str) -> None:
         """Hear one guest until it leaves."""
-        who = tcp.peer_named(sock)
-        with sock, anyio.CancelScope(deadline=anyio.current_time() + JOIN_S) as patience:
+        with closing(guest.wire), guest.patience:
             why = f"did not say within {JOIN_S:g} s who it is"
             try:
-                wire = tcp.Wire(sock)
-                self._guests[source] = _Guest(wire, patience)
                 async with anyio.create_task_group() as tasks:
-                    tasks.start_soon(wire.write)
-                    why = await self._heard(source, wire, patience)
+                    tasks.start_soon(guest.wire.write)
+                    why = await self._heard(source, guest)
                     tasks.cancel_scope.cancel()
             except Exception:
                 log.exception("a rank at %s was hung up on, because hearing it failed", who)
@@ -174,19 +139,19 @@ class Hall:
         log.debug("%s %s", who, why)
         self._perform(self._convener.gone(source, why))
 
-    async def _heard(self, source: int, wire: tcp.Wire, patience: anyio.CancelScope) -> str:
+    async def _heard(self, source: int, guest: _Guest) -> str:
         """Take what a guest says until the end of that; why it ended."""
         frames = r.Frames()
 
         def take(data: bytes) -> None:
-            for frame in [] if wire.finished else frames.receive(data):
+            for frame in [] if guest.wire.finished else frames.receive(data):
                 message = r.decode_from_member(frame)
                 if source not in self._leaving:
-                    patience.deadline = math.inf
+                    guest.patience.deadline = math.inf
                     now = anyio.current_time()
                     self._perform(self._convener.received(source, message, now))
 
-        return await hear(wire, take)
+        return await hear(guest.wire, take)
 
     def _perform(self, sends: Sequence[Send]) -> None:
         for send in sends:
@@ -214,17 +179,29 @@ async def hear(wire: tcp.Wire, take: Callable[[bytes], None]) -> str:
 
 def no_port(place: Rendezvous, error: OSError) -> str:
     """Why rank 0 cannot listen, and what to do."""
-    told = f"the ranks of this group cannot meet at {place.where}: "
+    who = "ranks of this group's draft" if place.role is Role.DRAFT else "ranks of this group"
+    told = f"the {who} cannot meet at {place.where}: "
+    if isinstance(error, socket.gaierror):
+        return (
+            f"{told}this host does not know {place.address} ({error.strerror}): give all nodes a "
+            "name of node 0 that each of them knows, or its address"
+        )
     match error.errno:
         case errno.EADDRINUSE:
             return (
                 f"{told}port {place.port} is taken: see `ss -ltnp 'sport = :{place.port}'` for by "
-                "whom, and stop that, or give all nodes another port"
+                f"whom, and stop that, or give all nodes another {place.setting}"
             )
         case errno.EADDRNOTAVAIL:
             return (
                 f"{told}{place.address} is no address of this host, which has rank 0: give all "
-                "nodes an address of node 0"
+                "nodes an address of node 0 or, if this is not the first node, give it a node_rank "
+                "(data_parallel_start_rank) of its own"
+            )
+        case errno.EACCES:
+            return (
+                f"{told}this user may not listen at port {place.port}: give all nodes another "
+                f"{place.setting}, from 1024 up"
             )
         case _:
             return f"{told}{error.strerror or error}"

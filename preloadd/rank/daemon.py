@@ -32,20 +32,17 @@ from preloadd.rank.counting import Count
 from preloadd.rank.device import PARKED, Gpu
 from preloadd.rank.fellows import Fellows
 from preloadd.rank.generation import Generation
-from preloadd.rank.loading import Loader
+from preloadd.rank.loading import Agree, Loader
 from preloadd.rank.parking import LISTENER, PROFILING, RELEASED, Parking, parked_profiling
 from preloadd.rank.rendezvous import Presence
 from preloadd.rank.seeding.api import Answering, Giver
 from preloadd.rank.service import Service
 from preloadd.rank.session import Desk
-from preloadd.rank.warmup.bundling import Bundling
-from preloadd.rank.warmup.rehearsal import Outcome, Rehearsal, WarmUp
-from preloadd.rank.warmup.warming import Warming
+from preloadd.rank.warmup.warmup import WarmUp
 from preloadd.transport.aio import Limits
 from preloadd.transport.server import Server
 from preloadd.transport.threads import Threads
-from preloadd.warmup.seeding import compile_cache, tables
-from preloadd.weights.checkpoint import identities_of, open_checkpoint
+from preloadd.weights.checkpoint import identities_of
 
 log = logging.getLogger(__name__)
 adopting = logging.LoggerAdapter(log, {"phase": "adopt"})
@@ -58,7 +55,7 @@ Parked = Mapping[str, Sequence[OwnedFd]]
 class Daemon:
     """One rank daemon, once. `run` is its whole life; the lock is held by the caller.
 
-    `warming` sees to what is made ready besides weights, `seeder` gives that to other hosts.
+    `warm_up` sees to what is made ready besides weights, `seeder` gives that to other hosts.
     """
 
     def __init__(
@@ -71,12 +68,10 @@ class Daemon:
         clock: Callable[[], float],
         watchdog_s: float | None,
         count: Count,
+        warm_up: WarmUp,
         gpu: Gpu | None = None,
-        warming: Warming | None = None,
         seeder: Answering | None = None,
         giver: Giver | None = None,
-        rehearsal: Rehearsal | None = None,
-        bundling: Bundling | None = None,
     ) -> None:
         self._settings = settings
         self._policy = policy
@@ -86,10 +81,9 @@ class Daemon:
         self._count = count
         self._asking = Threads("systemd")
         self._gpu = gpu
-        self._warming = warming
+        self._warm_up = warm_up
         self._seeder = seeder
         self._giver = giver
-        self._bundling = bundling
         self._settled = anyio.Event()
         self._parking = Parking(notifier)
         self._service = Service(settings, self._parking, clock=clock)
@@ -100,10 +94,9 @@ class Daemon:
         )
         place = settings.rendezvous
         self._presence = Presence(settings, place, self._progressed) if place else None
-        self._desk = Desk(self._service, policy, self._fellows, self._given())
-        self._warm_up = WarmUp(rehearsal, settings, self._service, self._fellows)
+        self._desk = Desk(self._service, policy, self._fellows, warm_up.given())
         self._service.troubles = self._troubles
-        self._service.warmup = self._told
+        self._service.warmup = warm_up.told
         deadlines = settings.deadlines
         limits = Limits(deadlines.speak, deadlines.send, settings.max_connections)
         self._server = Server(self._desk.serve, self._admit, limits)
@@ -137,15 +130,12 @@ class Daemon:
                 reserved = undo.enter_context(self._reserve())
             self._resume_leases(parked, tasks)
             await self._bring_up(parked)
-            if self._warming is not None:
-                tasks.start_soon(self._warming.work)
+            tasks.start_soon(self._warm_up.work)
             if self._giver is not None:
                 tasks.start_soon(self._giver.work)
             if reserved is not None:
                 tasks.start_soon(self._serve, self._bind(reserved))
             await self._warmed_up()
-            if self._bundling is not None:
-                tasks.start_soon(self._bundling.work)
             if self._seeder is not None:
                 tasks.start_soon(self._seed, self._seeder)
             await self._parking.ready()
@@ -158,83 +148,83 @@ class Daemon:
         for mark in released:
             mark.close()
         adoption = self._adopt(parked) if parked else Adoption()
-        if adoption.dropped or (adoption.generation is None and not released):
+        outdated = adoption.outdated
+        if adoption.dropped or outdated or (adoption.generation is None and not released):
             await self._undisturbed()
         self._parking.drop(adoption.dropped)
         if adoption.generation is not None:
             # A release that was marked but came no further was never confirmed either.
             self._parking.drop([RELEASED] if released else [])
-            self._service.adopted(adoption.generation)
-            self._warm_up.adopted()
-            manifest = adoption.generation.manifest
-            if self._presence is not None:
-                self._presence.serves(manifest.key)
-            if self._warming is not None:
-                self._warming.adopted(manifest.generation)
-                if self._bundling is not None and self._warming.warmable is not None:
-                    self._bundling.adopted(self._warming.warmable)
-            adopting.info("adopted generation %s: %d tensors", manifest.generation, len(manifest))
-            self._notifier.status(f"serving {self._settings.model.name} (adopted)")
+            self._adopted(adoption.generation)
         elif released:
+            if outdated is not None:
+                self._parking.evict(outdated)
+                outdated.close()
             self._service.stays_released()
             self._notifier.status("released: the weights are loaded again when asked for")
         else:
-            await self._load(evicted=bool(adoption.dropped))
+            await self._replace(adoption)
 
-    async def _load(self, *, evicted: bool) -> None:
-        """Load a new generation and park it; PreloadError says why that failed."""
-        self._warm_up.begin()
+    def _adopted(self, generation: Generation) -> None:
+        self._service.adopted(generation)
+        manifest = generation.manifest
+        if self._presence is not None:
+            self._presence.serves(manifest.key)
+        self._warm_up.adopted(manifest.generation)
+        adopting.info("adopted generation %s: %d tensors", manifest.generation, len(manifest))
+        self._notifier.status(f"serving {self._settings.model.name} (adopted)")
+
+    async def _replace(self, adoption: Adoption) -> None:
+        """Load afresh. Outdated weights are served if nothing comes in their place, where they may
+        be; else they stay parked, for a next life that may be told something else."""
+        outdated = adoption.outdated
+        with ExitStack() as undo:
+            if outdated is not None:
+                undo.callback(outdated.close)
+            try:
+                await self._load(evicted=bool(adoption.dropped), outdated=outdated)
+            except PreloadError as error:
+                if outdated is None or outdated.sealed.closed or not adoption.may_serve:
+                    raise
+                why = (
+                    "the checkpoint has changed but cannot be loaded, so the weights of before "
+                    f"stay until another start or load: {error}"
+                )
+                adopting.warning("%s", why)
+                undo.pop_all()
+                self._adopted(outdated)
+                self._service.remark(why)
+
+    async def _load(self, *, evicted: bool, outdated: Generation | None = None) -> None:
+        """Load a new generation and park it; PreloadError says why that failed. One that is
+        outdated is given up once the loader has found nothing in its way: closed then."""
+        if outdated is None:
+            self._warm_up.begin(self._service)
         try:
-            await self._load_anew(evicted=evicted)
+            await self._load_anew(evicted=evicted, outdated=outdated)
         except BaseException:
-            self._warm_up.give_up()
+            self._warm_up.give_up(self._service)
             raise
 
     async def _warmed_up(self) -> None:
         """Have an engine of this rank's own warm up, where there is something to make."""
-        started = anyio.current_time()
-        rehearsed = await self._warm_up.finish(self._is_warm, self._progressed)
-        self._service.warmed_s = anyio.current_time() - started
-        if rehearsed is None:
-            return
-        # What one left that came to no good end may be half of it.
-        if rehearsed.outcome is Outcome.DONE:
-            if self._warming is not None:
-                await self._warming.rehearsed()
-            if self._bundling is not None:
-                await self._bundling.rehearsed()
-        if self._bundling is not None:
-            self._bundling.let_go()
-        if self._service.state is State.SERVING:
+        rehearsed = await self._warm_up.finish(self._service, self._fellows, self._progressed)
+        if rehearsed is not None and self._service.state is State.SERVING:
             self._notifier.status(f"serving {self._settings.model.name}")
 
     async def _seed(self, seeder: Answering) -> None:
         """Answer others from when this rank is warm: until then they try again, and a rank that has
         nothing yet would have them do without."""
-        if self._bundling is not None:
-            await self._bundling.settled.wait()
+        await self._warm_up.settled()
         await seeder.serve()
 
-    async def _is_warm(self) -> bool:
-        """Whether engines find all that one of this rank's own would make: tables and compiled
-        code, as far as they are kept in files that can be told."""
-        told = self._warming.warmable if self._warming is not None else None
-        if self._warming is None or told is None:
-            return False
-        tables = not told.root or await self._warming.found()
-        code = not told.identity
-        if self._bundling is not None:
-            code = await self._bundling.found(told) or code
-        return tables and code and bool(told.root or told.identity)
-
-    async def _load_anew(self, *, evicted: bool) -> None:
+    async def _load_anew(self, *, evicted: bool, outdated: Generation | None) -> None:
         self._service.load_started()
         self._settled.set()
         self._hold_off()
-        if self._warming is not None:
-            await self._warming.open()
+        await self._warm_up.open()
         try:
-            generation = await self._filled(evicted=evicted)
+            generation = await self._filled(evicted=evicted, outdated=outdated)
         except OSError as error:
             if is_exhausted(error):
                 raise exhausted(error, "loading") from error
@@ -242,8 +232,7 @@ class Daemon:
         self._service.loaded(generation)
         await self._require_kept(len(generation.chunks) + 1)
         manifest, read = generation.manifest, generation.manifest.counters
-        if self._warming is not None:
-            self._warming.loaded(manifest.generation)
+        self._warm_up.loaded(manifest.generation)
         loading.info(
             "loaded generation %s: %d tensors, %.2f GiB in %.2f s",
             manifest.generation,
@@ -269,13 +258,15 @@ class Daemon:
             "and restart it"
         )
         loading.error("%s", why)
-        self._service.not_kept(why)
+        self._service.remark(why)
 
-    async def _filled(self, *, evicted: bool) -> Generation:
+    async def _filled(self, *, evicted: bool, outdated: Generation | None) -> Generation:
         """A new generation that is parked. What was evicted is gone before: two rarely fit."""
         if evicted:
             await self._parking.settle()
         load = partial(self._loader.load, self._settings, self._progressed)
+        if outdated is not None:
+            load = partial(self._instead_of, outdated)
         generation = await (load() if self._presence is None else self._presence.hold(load))
         try:
             await self._parking.commit(generation)
@@ -286,6 +277,23 @@ class Daemon:
                 raise
             raise PreloadError(f"the service manager does not keep the weights: {error}") from error
         return generation
+
+    async def _instead_of(self, outdated: Generation, agree: Agree | None = None) -> Generation:
+        """Load what takes the place of outdated weights. What engines hold of them is not freed."""
+
+        async def ready(key: Mapping[str, str]) -> None:
+            if agree is not None:
+                await agree(key)
+            self._warm_up.begin(self._service)
+            self._parking.evict(outdated)
+            outdated.close()
+            try:
+                await self._parking.settle()
+            except OSError as error:
+                loading.warning("the weights of before may still be parked: %s", error)
+
+        frees = 0 if self._service.holders(outdated) else outdated.arena_nbytes
+        return await self._loader.load(self._settings, self._progressed, ready, frees)
 
     async def _reload_when_asked(self) -> None:
         """Wait for requests to load again after a release; a failure is told, not fatal."""
@@ -332,17 +340,15 @@ class Daemon:
             adopting.warning("the checkpoint cannot be compared with what is parked: %s", error)
             unseen = error
         wanted = recipe_of(self._settings, files)
-        adoption = adopt(parked, self._loader.keeper, wanted, self._require_loadable)
+        adoption = adopt(parked, self._loader.keeper, wanted)
         for reason in adoption.reasons:
             adopting.warning("%s", reason)
         if adoption.generation is None and unseen is not None:
             # What is parked stays so: the settings may be the mistake.
+            if adoption.outdated is not None:
+                adoption.outdated.close()
             raise unseen
         return adoption
-
-    def _require_loadable(self) -> None:
-        """PreloadError unless the checkpoint on disk looks whole; reads headers, no weights."""
-        open_checkpoint(Path(self._settings.model.path))
 
     def _take_up_gpu(self, fds: list[OwnedFd], tasks: TaskGroup, undo: AsyncExitStack) -> None:
         """Look after the GPU, if there is one, beside everything else; takes `fds`."""
@@ -360,26 +366,10 @@ class Daemon:
         await self._settled.wait()
         await gpu.look_after(self._parking, self._warn)
 
-    def _given(self) -> dict[str, Callable[[str], Mapping[str, bytes]]]:
-        """What engines may ask for besides weights, by kind."""
-        found: dict[str, Callable[[str], Mapping[str, bytes]]] = {}
-        if self._warming is not None:
-            found[tables.KIND] = self._warming.tables_of
-        if self._bundling is not None:
-            found[compile_cache.KIND] = self._bundling.answer_of
-            found[compile_cache.WHOLE] = self._bundling.bundle_of
-        return found
-
-    def _told(self) -> tuple[str, ...]:
-        """How warm-up went, for people."""
-        tables = self._warming.told() if self._warming is not None else ()
-        code = self._bundling.told() if self._bundling is not None else ()
-        return (*tables, *code, *self._warm_up.told())
-
     def _troubles(self) -> list[str]:
         """What is wrong beside the weights, for as long as it is."""
-        found = [*self._warming.troubles()] if self._warming is not None else []
-        return [*found, self._seeder.fault] if self._seeder is not None else found
+        seeding = [] if self._seeder is None else [self._seeder.port.fault]
+        return [*self._warm_up.troubles(), *seeding]
 
     def _warn(self, why: str) -> None:
         log.warning("%s", why)

@@ -1,6 +1,7 @@
 """The other ranks of this group on this host: whether each of them serves, as it tells itself.
 
-An engine that needs several ranks must not get some of them while others are still loading.
+An engine that needs several ranks must not get some of them while others are still loading, or have
+weights of another checkpoint.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Fellows:
 
     def __init__(self, sockets: Mapping[str, Path]) -> None:
         self._sockets = sockets
-        self._serving: set[str] = set()
+        self._serving: dict[str, str] = {}
         self._warming: dict[str, str] = {}
         self._whole = anyio.Event()
         self._opened = anyio.Event()
@@ -36,6 +37,14 @@ class Fellows:
     def missing(self) -> list[str]:
         """The fellows that do not serve now."""
         return sorted(self._sockets.keys() - self._serving)
+
+    def apart(self, checkpoint: str) -> list[str]:
+        """Those that serve weights of another checkpoint, as far as that is known."""
+        return sorted(
+            name
+            for name, theirs in self._serving.items()
+            if theirs and checkpoint and theirs != checkpoint
+        )
 
     @property
     def warming(self) -> frozenset[str]:
@@ -67,7 +76,7 @@ class Fellows:
                 # It is not there, or is coming back: its end and its next start are told apart.
                 pass
             finally:
-                self._serving.discard(name)
+                self._serving.pop(name, None)
                 self._warming.pop(name, None)
                 self._note()
             await anyio.sleep(_AGAIN_S)
@@ -91,8 +100,9 @@ class Fellows:
     def _hear(self, name: str, told: Reply) -> None:
         """Note what one fellow told."""
         known = told if isinstance(told, StateChanged) else None
-        serves = known is not None and known.state is State.SERVING
-        (self._serving.add if serves else self._serving.discard)(name)
+        self._serving.pop(name, None)
+        if known is not None and known.state is State.SERVING:
+            self._serving[name] = known.checkpoint
         self._warming.pop(name, None)
         if known is not None and known.warming:
             self._warming[name] = known.warming

@@ -63,7 +63,7 @@ WARMING = "warming"
 
 
 class Warm(Protocol):
-    """What becomes of the tables of what was loaded (see `rank.warmup.warming`). Raises nothing."""
+    """What becomes of the tables of what was loaded (see `rank.warmup.tables`). Raises nothing."""
 
     async def wanted(self, warmable: Warmable) -> bool:
         """Whether the loader is to tune; if not, its table is in its place, or has none."""
@@ -90,16 +90,21 @@ class Loader:
     lend: Lend | None = None
 
     async def load(
-        self, settings: RankSettings, on_progress: OnProgress, agree: Agree | None = None
+        self,
+        settings: RankSettings,
+        on_progress: OnProgress,
+        agree: Agree | None = None,
+        frees: int | None = None,
     ) -> Generation:
         """A new generation, sealed; the caller owns it.
 
-        Where ranks meet first, `agree` has them do so. LoaderFailed carries the loader's own exit
+        Where ranks meet first, `agree` has them do so; where parked weights are replaced, it gives
+        them up, which `frees` so many bytes. LoaderFailed carries the loader's own exit
         status; after all is loaded, no end of a loader that warms up is a failure. Cancelling ends
         the loader first.
         """
         if self.lend is None:
-            return await self._load(settings, on_progress, agree, [])
+            return await self._load(settings, on_progress, agree, frees, [])
         loaded: list[Generation] = []
         failed: list[Exception] = []
         ours, theirs = seqpacket.pair()
@@ -108,7 +113,7 @@ class Loader:
                 tasks.start_soon(self.lend, link)
                 try:
                     fds = [(PEER, theirs.fileno())]
-                    loaded.append(await self._load(settings, on_progress, agree, fds))
+                    loaded.append(await self._load(settings, on_progress, agree, frees, fds))
                 except (PreloadError, OSError) as error:
                     # Out of the group it would come as a group of errors.
                     failed.append(error)
@@ -122,6 +127,7 @@ class Loader:
         settings: RankSettings,
         on_progress: OnProgress,
         agree: Agree | None,
+        frees: int | None,
         fds: Sequence[tuple[str, int]],
     ) -> Generation:
         ours, theirs = seqpacket.pair()
@@ -133,16 +139,16 @@ class Loader:
                     self.argv,
                     environ=self.environ,
                     fds=[(LINK, theirs.fileno()), *fds],
-                    new_group=True,
                     parent_death_signal=signal.SIGKILL,
                 )
             undo.callback(child.close)
-            receiver = LoadReceiver[OwnedFd](meets=agree is not None)
+            receiver = LoadReceiver[OwnedFd](waits=agree is not None)
             undo.callback(_close_all, receiver)
             try:
                 # A loader that ended at once is heard hanging up.
                 with suppress(OSError):
-                    await link.send(codec.encode(Order(settings=self.renewed(settings))))
+                    order = Order(settings=self.renewed(settings), frees=frees)
+                    await link.send(codec.encode(order))
                 with heard_to_its_end(child, link):
                     await _listen(link, receiver, on_progress, settings.deadlines.silence, agree)
                     given_up = await self._warmed(link, receiver, on_progress, settings)
@@ -153,7 +159,7 @@ class Loader:
                     status = await _stop(child, settings.deadlines.stop / 2)
             if not child.started:
                 raise LoaderFailed(self._not_started(status), status)
-            generation = _believed(receiver, status, self.keeper)
+            generation = _believed(receiver, status, self.keeper, self.argv[0])
         with ExitStack() as undo:
             undo.callback(generation.close)
             await self._made(receiver, given_up or f"the loader {ending(status)} while it tuned")
@@ -316,14 +322,18 @@ async def _stop(child: Child, grace: float) -> int:
     return status
 
 
-def _believed(receiver: LoadReceiver[OwnedFd], status: int, keeper: Keeper) -> Generation:
+def _believed(
+    receiver: LoadReceiver[OwnedFd], status: int, keeper: Keeper, python: str
+) -> Generation:
     """What was loaded, sealed and proved; or LoaderFailed with the reason the loader gave."""
     if isinstance(receiver.failure, Failed):
         raise LoaderFailed(receiver.failure.detail, status or 1)
     complete = receiver.phase is LoadPhase.COMPLETE
     if not complete or (status and receiver.warmable is None):
         raise LoaderFailed(
-            f"the loader {ending(status)} before the weights were complete", status or 1
+            f"the loader {ending(status)} before the weights were complete: its log says more, or "
+            f"see whether {python} works",
+            status or 1,
         )
     load = receiver.take()
     with ExitStack() as undo:

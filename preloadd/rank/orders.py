@@ -90,6 +90,17 @@ def remember(
     record.leave(path, msgspec.json.encode(running))
 
 
+def warn_of_upgrades(settings: RankSettings) -> None:
+    """Say so if it cannot be seen which vLLM is installed; once it has loaded weights, since where
+    there is none the loader has said that."""
+    if settings.model.builder is Builder.VLLM and not settings.versions.vllm:
+        log.warning(
+            "no vLLM is found in the folders of %s, so that an upgrade of it would not be noticed: "
+            "stop the group before one, or name the interpreter of a virtual environment",
+            settings.python or sys.executable,
+        )
+
+
 def _passed(fd: OwnedFd, instance: Instance) -> RankSettings:
     try:
         text = read_sealed(fd.fileno(), MAX_SETTINGS)
@@ -174,9 +185,9 @@ def _is_an_answer(error: PreloadError) -> bool:
 def _remembered(instance: Instance, environ: Mapping[str, str]) -> Running | None:
     """What an earlier life of this rank was told, if it is known."""
     path = _record(environ)
-    with suppress(OSError, msgspec.MsgspecError):
+    with suppress(OSError, InsecurePath, msgspec.MsgspecError):
         if path is not None:
-            running = msgspec.json.decode(path.read_bytes(), type=Running)
+            running = msgspec.json.decode(record.left(path) or b"", type=Running)
             return running if running.settings.parsed_instance == instance else None
     return None
 
@@ -185,7 +196,7 @@ def _meant(
     settings: RankSettings, environ: Mapping[str, str], before: Policy | None = None
 ) -> Orders:
     """What `settings` mean here and now; who may attach is as `before` if that is known."""
-    settings = _up_to_date(settings, environ)
+    settings = with_versions(settings, sys.executable, environ)
     owner = os.geteuid()
     policy = replace(before, owner=owner) if before else peers.policy(settings.access, owner)
     mine = {os.getegid(), *os.getgroups()}
@@ -197,18 +208,6 @@ def _meant(
             ", ".join(map(str, sorted(policy.gids - mine))),
         )
     return Orders(settings, policy, _folder(settings))
-
-
-def _up_to_date(settings: RankSettings, environ: Mapping[str, str]) -> RankSettings:
-    """The same with what is installed now."""
-    settings = with_versions(settings, sys.executable, environ)
-    if settings.model.builder is Builder.VLLM and not settings.versions.vllm:
-        log.warning(
-            "no vLLM is found in the folders of %s, so that an upgrade of it would not be noticed: "
-            "stop the group before one, or name the interpreter of a virtual environment",
-            settings.python or sys.executable,
-        )
-    return settings
 
 
 def _folder(settings: RankSettings) -> Path:

@@ -111,9 +111,9 @@ class Presence:
     async def _require_port(self) -> None:
         """RendezvousFailed if nobody could come; not where nobody has to."""
         if self._hall is not None:
-            await self._hall.tried.wait()
-            if self._hall.fault and self._convener.phase is not Phase.OPEN:
-                raise RendezvousFailed(self._hall.fault)
+            await self._hall.port.tried.wait()
+            if self._hall.port.fault and self._convener.phase is not Phase.OPEN:
+                raise RendezvousFailed(self._hall.port.fault)
 
     async def _agree(self, key: Mapping[str, str]) -> None:
         self._claim(key)
@@ -133,6 +133,8 @@ class Presence:
             node=place.node,
             nodes=place.nodes,
             key=_shared(key),
+            drafts=settings.model.partner is not None,
+            silence=settings.deadlines.peer_silence,
             serving=serving,
             identifying=identifying,
         )
@@ -173,7 +175,8 @@ class Presence:
             if self._wire is not None and not self._member.connected:
                 self._wire.hang_up()
             self._notice()
-            await anyio.sleep(self._tick_s)
+            # Somebody else may be less patient, but strangers have nobody hurry without end.
+            await anyio.sleep(min(self._tick_s, max(_POLL_S, self._member.pace / 2)))
 
     async def _linger(self) -> None:
         """Wait a moment, after a load that ended early, for those who were started with it and are

@@ -14,7 +14,7 @@ import msgspec
 
 from preloadd import __version__
 from preloadd.domain.ids import LeaseId, client_name
-from preloadd.domain.key import Difference, differences
+from preloadd.domain.key import CHECKPOINT, Difference, differences
 from preloadd.domain.leases import Lease, Profilers, may_release
 from preloadd.domain.lifecycle import Event, State, advance
 from preloadd.domain.settings import RankSettings
@@ -25,7 +25,7 @@ from preloadd.rank.gate import Gate, lets_in
 from preloadd.rank.generation import Generation
 from preloadd.rank.parking import Parking
 from preloadd.rank.seeding.api import Giver
-from preloadd.rank.telling import lease_told, mismatched
+from preloadd.rank.telling import divided, lease_told, mismatched
 
 _UNAVAILABLE: dict[State, m.Reason] = {
     State.STARTING: m.Reason.STARTING,
@@ -47,8 +47,8 @@ _MAX_LEASES_TOLD = 128
 class Service:
     """One rank. Owns its generation; leases are told of by their sessions.
 
-    `troubles` are warnings that may pass, `warmup` lines on what else is made ready; whoever knows
-    puts a function there.
+    `troubles` are warnings that may pass, `warmup` lines on what else is made ready, `apart` the
+    ranks of this group with weights of another checkpoint; whoever knows puts a function there.
     """
 
     def __init__(
@@ -75,6 +75,7 @@ class Service:
         self._warnings: list[str] = []
         self.troubles: Callable[[], Sequence[str]] = tuple
         self.warmup: Callable[[], Sequence[str]] = tuple
+        self.apart: Callable[[str], Sequence[str]] = lambda _: ()
         self._adopted = False
         self.warmed_s = 0.0
         self._loads = 0
@@ -111,8 +112,8 @@ class Service:
         self._detail = why
         self._enter(Event.LOAD_FAILED)
 
-    def not_kept(self, why: str) -> None:
-        """The manager does not keep the weights: they are served, but lost with this process."""
+    def remark(self, why: str) -> None:
+        """Weights are served that somebody has to do something about; told until the next load."""
         self._detail = why
 
     def warn(self, why: str) -> None:
@@ -201,10 +202,17 @@ class Service:
         """Whether this rank warms up, or another one of the group whose gate has a digest there."""
         return self._gate is not None or bool(elsewhere)
 
-    def incomplete(self, missing: list[str]) -> m.NotAvailable:
-        """The answer while other ranks of the group do not serve."""
-        detail = f"of the group {self.settings.group} these do not serve: {', '.join(missing)}"
-        return m.NotAvailable(reason=m.Reason.INCOMPLETE, detail=detail)
+    def incomplete(self, missing: list[str]) -> m.NotAvailable | None:
+        """The answer while other ranks of the group do not serve, or other weights; else None."""
+        detail = self._divided
+        if missing:
+            detail = f"of the group {self.settings.group} these do not serve: {', '.join(missing)}"
+        return m.NotAvailable(reason=m.Reason.INCOMPLETE, detail=detail) if detail else None
+
+    @property
+    def _divided(self) -> str:
+        apart = self.apart(self.checkpoint)
+        return divided(self.settings, apart) if apart else ""
 
     def attach(
         self, request: m.Attach, *, pid: int
@@ -340,7 +348,7 @@ class Service:
 
         Engines that went on with weights of an earlier generation neither hinder nor may it.
         """
-        refusal = may_release(self._holders(), asker, operator=operator)
+        refusal = may_release(self.holders(self.generation), asker, operator=operator)
         if refusal is not None:
             return m.Refused(code=ErrorCode.DENIED, detail=refusal)
         if self.generation is None or self.state is not State.SERVING:
@@ -361,11 +369,11 @@ class Service:
         self._enter(Event.RELEASED)
         return m.Done()
 
-    def _holders(self) -> list[Lease]:
-        """The leases of the generation that is served."""
-        if self.generation is None:
+    def holders(self, generation: Generation | None) -> list[Lease]:
+        """The leases of a generation."""
+        if generation is None:
             return []
-        return [each for each in self._leases.values() if each.generation == self.generation.id]
+        return [each for each in self._leases.values() if each.generation == generation.id]
 
     def load_refusal(self, *, operator: bool) -> m.Refused | None:
         """Why the asker may not have the weights loaded again now, or None."""
@@ -422,6 +430,7 @@ class Service:
                 "warmup_ms": int(self.warmed_s * 1000),
             },
             warmup=tuple(self.warmup()),
+            divided=self._divided,
         )
         if self.generation is None:
             return told
@@ -445,7 +454,7 @@ class Service:
         return State.LOADING if warming else self.state
 
     def _remarks(self) -> tuple[str, ...]:
-        return self._detail, self._warming, *self._warnings, *self.troubles()
+        return self._detail, self._warming, self._divided, *self._warnings, *self.troubles()
 
     @property
     def _warming(self) -> str:
@@ -461,8 +470,15 @@ class Service:
         """The state now, and an event that is set at the next change."""
         generation = self.generation.id if self.generation is not None else ""
         warming = self._gate.digest if self._gate is not None else ""
-        told = m.StateChanged(state=self.state, generation=generation, warming=warming)
+        told = m.StateChanged(
+            state=self.state, generation=generation, warming=warming, checkpoint=self.checkpoint
+        )
         return told, self._changed
+
+    @property
+    def checkpoint(self) -> str:
+        """Of which content the weights are; '' without any."""
+        return "" if self.generation is None else self.generation.manifest.key.get(CHECKPOINT, "")
 
     def _differences(self, request: m.Attach | m.Memory) -> tuple[Difference, ...]:
         device = self.settings.parsed_instance.device

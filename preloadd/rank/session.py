@@ -63,6 +63,7 @@ class Desk:
         self._service = service
         self._policy = policy
         self._fellows = fellows
+        service.apart = fellows.apart
         self._warm = warm
         self._threads = {kind: Threads(f"the disk, for {kind},") for kind in warm}
         # Of bundles several at once would be much memory.
@@ -163,7 +164,8 @@ class Desk:
 
     async def _attach(self, session: Session, request: m.Attach) -> Lease | None:
         refusal = self._service.refusal(request) or self._barred(request)
-        if refusal is None and not await self._fellows.whole(_PATIENCE_S):
+        if refusal is None:
+            await self._fellows.whole(_PATIENCE_S)
             refusal = self._service.incomplete(self._fellows.missing)
         # They may have begun to warm up while they were waited for.
         refusal = refusal or self._barred(request)

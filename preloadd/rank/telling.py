@@ -1,9 +1,12 @@
-"""What a rank tells of leases and of differing keys, as messages."""
+"""What a rank tells of leases, of differing keys, and of a group that is divided."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from preloadd.domain.key import Difference
 from preloadd.domain.leases import Lease, Mode
+from preloadd.domain.settings import RankSettings
 from preloadd.protocol import messages as m
 
 _MAX_FIELDS = 64
@@ -29,4 +32,15 @@ def lease_told(lease: Lease, *, profiling: bool) -> m.LeaseTold:
         mode=Mode(lease.mode),
         generation=lease.generation,
         profiling=profiling,
+    )
+
+
+def divided(settings: RankSettings, others: Sequence[str]) -> str:
+    """That these have weights of another checkpoint than this rank, and what to do."""
+    group = settings.group
+    return (
+        f"of the group {group}, {', '.join(others)} and {settings.instance} have weights of "
+        "different checkpoints, for its files have changed in between: run `preloadctl release "
+        f"{group}`, then `preloadctl load {group}`; or put the files of before back and restart "
+        "the ranks that have loaded others"
     )

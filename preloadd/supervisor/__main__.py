@@ -19,7 +19,6 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import anyio
-import uvicorn
 from fastapi import FastAPI
 
 from preloadd.errors import ConfigError, PreloadError
@@ -30,6 +29,7 @@ from preloadd.supervisor import devices, nvml
 from preloadd.supervisor.app import create_app
 from preloadd.supervisor.lookout import Lookout
 from preloadd.supervisor.peers import Peers
+from preloadd.supervisor.serving import Server
 from preloadd.supervisor.setup import Setup, setup
 from preloadd.supervisor.verdict import judge
 
@@ -37,20 +37,17 @@ log = logging.getLogger("preloadd.supervisor")
 
 IDENTIFIER = "preloadd-supervisor"
 
-STOP_TIMEOUT = 2
-"""Seconds that requests in progress have to finish when the process is told to stop."""
-
 STATUS_INTERVAL = 1.0
 """Seconds between looks at what to tell the service manager."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serve; the exit status. A stop by a signal ends the process with that signal."""
-    logs.configure("INFO", os.environ, identifier=IDENTIFIER)
+    logs.configure("INFO", os.environ, identifier=IDENTIFIER, waits=False)
     options = _parser().parse_args(arguments)
     try:
         made = setup(options, os.environ)
-        logs.configure(made.log_level.upper(), os.environ, identifier=IDENTIFIER)
+        logs.configure(made.log_level.upper(), os.environ, identifier=IDENTIFIER, waits=False)
         listener = _listener(options.listen_fd, made)
         notifier = Notifier(os.environ)
     except PreloadError as error:
@@ -91,25 +88,13 @@ async def _serve(
     app: FastAPI, lookout: Lookout, listener: socket.socket, notifier: Notifier
 ) -> None:
     """Serve until a signal comes. A fault in what goes on beside that ends it as well."""
-    server = uvicorn.Server(
-        uvicorn.Config(
-            app,
-            log_config=None,
-            log_level="warning",
-            access_log=False,
-            lifespan="off",
-            ws="none",
-            server_header=False,
-            timeout_graceful_shutdown=STOP_TIMEOUT,
-        )
-    )
     interval = watchdog_interval(os.environ)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(lookout.watch)
         tasks.start_soon(_tell, lookout, notifier)
         if interval is not None:
             tasks.start_soon(_show_life, notifier, interval)
-        await server.serve(sockets=[listener])
+        await Server(app, listener).run_until_signal()
         tasks.cancel_scope.cancel()
 
 
@@ -159,7 +144,7 @@ def _parser() -> argparse.ArgumentParser:
         help="the supervisor of another node, to be told of as well; may be repeated",
     )
     parser.add_argument("--host", help="address to serve on")
-    parser.add_argument("--port", type=int)
+    parser.add_argument("--port", type=_port)
     parser.add_argument(
         "--listen-fd",
         metavar="NAME",
@@ -167,6 +152,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--log-level", choices=["debug", "info", "warning", "error"])
     return parser
+
+
+def _port(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text) < 1 << 16):
+        raise argparse.ArgumentTypeError(f"{text!r} is no port: give a number from 0 to 65535")
+    return int(text)
 
 
 def _listener(inherited_as: str | None, made: Setup) -> socket.socket:
@@ -186,7 +177,11 @@ def _open_listener(host: str, port: int) -> socket.socket:
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         return socket.create_server(address, family=family)
-    except (OSError, OverflowError) as error:
+    except UnicodeError:
+        raise ConfigError(
+            f"--host {host}: no name of a host: give an address of this host"
+        ) from None
+    except OSError as error:
         raise ConfigError(
             f"--host {host} --port {port}: {error}: stop what listens there, or choose another "
             "address ([supervisor] in preloadd.toml, or these options)"

@@ -8,8 +8,7 @@ from typing import Annotated, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from preloadd.errors import ProtocolViolation
-from preloadd.supervisor.nodes import Node, NodeGroup, NodeRank, shown
-from preloadd.supervisor.roster import MAX_RANKS
+from preloadd.supervisor.nodes import MAX_RANKS, Node, NodeGroup, NodeRank, shown
 from preloadd.supervisor.verdict import Snapshot, groups, judge
 
 PATH = "/v1/node"

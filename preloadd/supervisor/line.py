@@ -6,14 +6,15 @@ import socket
 from pathlib import Path
 from typing import Self
 
-from preloadd.errors import AccessDenied, ErrorCode, PreloadError, ProtocolViolation, Unavailable
+from preloadd.errors import Unavailable
 from preloadd.linux import seqpacket
 from preloadd.linux.fds import OwnedFd
 from preloadd.linux.owner import Owner
 from preloadd.protocol.connection import ClientConnection
-from preloadd.protocol.messages import NotAvailable, Reason, Refused, Status, StatusTold
+from preloadd.protocol.messages import Reason, Status, StatusTold
 from preloadd.transport.aio import Link
 from preloadd.transport.blocking import not_connected
+from preloadd.transport.status import status_of
 
 
 class Line(Owner):
@@ -61,15 +62,7 @@ class Line(Owner):
             reply = self._connection.receive(packet.data, packet.fds)
         finally:
             packet.close()
-        match reply:
-            case StatusTold():
-                return reply
-            case Refused():
-                raise _refusal(reply)
-            case NotAvailable():
-                raise ProtocolViolation(f"it does not tell its status: {reply.detail}")
-            case _:
-                raise ProtocolViolation(f"it answered a status request with {reply}")
+        return status_of(reply, self._path)
 
     def close(self) -> None:
         """Hang up."""
@@ -79,9 +72,3 @@ class Line(Owner):
         return Unavailable(
             "absent", f"the daemon at {self._path} hung up: it ended or was restarted, see its log"
         )
-
-
-def _refusal(reply: Refused) -> PreloadError:
-    if reply.code == ErrorCode.DENIED:
-        return AccessDenied(reply.detail)
-    return ProtocolViolation(f"it refuses to tell its status: {reply.detail}")

@@ -20,6 +20,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from preloadd.domain.ids import Instance
+from preloadd.domain.lines import one_line
 from preloadd.errors import AccessDenied, PreloadError, Unavailable
 from preloadd.protocol.messages import Reason, StatusTold
 from preloadd.supervisor.devices import Device, Sample
@@ -31,8 +32,11 @@ from preloadd.supervisor.roster import Expected, Wanted, socket_path
 from preloadd.supervisor.snapshots import Record
 from preloadd.supervisor.sources import Source
 from preloadd.supervisor.verdict import Contact, Snapshot, Unit, complaint
+from preloadd.transport.accepting import Episode
 
 log = logging.getLogger(__name__)
+
+_FAILED = PreloadError("this supervisor failed to ask it: its log says why")
 
 _NO_UNITS: Mapping[str, Unit] = MappingProxyType({})
 
@@ -179,7 +183,9 @@ class Lookout:
         now = self._snapshot(rank, anyio.current_time())
         history = self._histories.setdefault(rank.instance, History())
         if now.condition != history.condition:
-            level = logging.WARNING if complaint(now) else logging.INFO
+            # Who looks for the first time may have come before ranks that are being started.
+            early = not history.condition and now.condition == Contact.ABSENT
+            level = logging.WARNING if complaint(now) and not early else logging.INFO
             log.log(level, "%s: %s", now.name, complaint(now) or now.condition)
         self._happenings.extend(history.add(now, at=datetime.now(UTC).timestamp()))
 
@@ -197,6 +203,7 @@ class _Post:
         self._path = path
         self._pace = pace
         self._noted = noted
+        self._failing = Episode()
 
     async def watch(self) -> None:
         """Ask for ever; connect again whenever the rank has gone."""
@@ -213,6 +220,12 @@ class _Post:
                     self._lost(Contact.STUCK if busy else Contact.ABSENT, error)
                 except PreloadError as error:
                     self._lost(Contact.FAULTY, error)
+                except Exception:
+                    # Whatever a rank may find to upset this program must not end it.
+                    if self._failing.begins():
+                        log.exception("%s: not asked", self._rank.instance)
+                    self._lost(Contact.FAULTY, _FAILED)
+                    await anyio.sleep(self._pace.refused)
                 await anyio.sleep(self._pace.ask)
 
     async def _converse(self) -> None:
@@ -235,7 +248,7 @@ class _Post:
         return await line.answer()
 
     def _lost(self, contact: Contact, error: PreloadError) -> None:
-        self.record.lost(contact, str(error))
+        self.record.lost(contact, one_line(error))
         self._note()
 
     def _note(self) -> None:

@@ -140,7 +140,10 @@ def exposition(view: View, accept: str) -> tuple[bytes, str]:
     registry = CollectorRegistry()
     registry.register(ViewCollector(view))
     ProcessCollector(registry=registry)
-    encode, kind = choose_encoder(accept)
+    try:
+        encode, kind = choose_encoder(accept)
+    except (TypeError, ValueError):  # over a version that is none
+        encode, kind = choose_encoder("")
     return encode(registry), kind
 
 

@@ -86,6 +86,9 @@ class RankTold(Body):
         str,
         Field(description="why it does not serve; of a rank that serves, what its weights risk"),
     ]
+    divided: Annotated[
+        str, Field(description="why engines get nothing, though it serves: others have other files")
+    ]
     pid: int
     version: Annotated[str, Field(description="of preloadd, as it runs in the rank")]
     model: str

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from preloadd.domain.lifecycle import State
 
+MAX_RANKS = 1024
+"""Ranks of one node that are watched and told of."""
+
 LONGEST = 300
 """Characters of a text that another node may have shown here."""
 

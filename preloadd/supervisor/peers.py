@@ -92,11 +92,11 @@ class _Post:
 
     async def _ask(self) -> None:
         """One question; returns when it is over, however long the peer's name takes to resolve."""
-        answer = in_thread(lambda: read(self._get()))
-        await asyncio.wait([answer], timeout=2 * self._timeout)
-        if not answer.done():
-            self._failed("its name is not resolved in time")
         try:
+            answer = in_thread(lambda: read(self._get()))
+            await asyncio.wait([answer], timeout=2 * self._timeout)
+            if not answer.done():
+                self._failed("its name is not resolved in time")
             node = await answer
         except PreloadError as error:
             self._failed(str(error))

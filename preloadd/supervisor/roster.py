@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from preloadd.domain.ids import Instance
+from preloadd.domain.lines import one_line
 from preloadd.errors import ConfigError, PreloadError
+from preloadd.linux.fds import exhausted, is_exhausted
+from preloadd.supervisor.nodes import MAX_RANKS
 
 log = logging.getLogger(__name__)
-
-MAX_RANKS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,9 @@ class Roster:
             self._last = self._configured()
         except PreloadError as error:
             self._last = Wanted(before.ranks, f"the last configuration still holds: {error}")
+        # It may name a file, and what that is called is not for everybody to write.
+        trouble = "\n".join(map(one_line, self._last.trouble.splitlines()))
+        self._last = replace(self._last, trouble=trouble)
         if self._last.trouble and self._last.trouble != before.trouble:
             log.error("%s", self._last.trouble)
         ranks = {rank.instance: rank for rank in self._last.ranks}
@@ -71,12 +76,21 @@ class Roster:
 def found(socket_dir: Path) -> tuple[Expected, ...]:
     """The ranks that have a socket below `socket_dir`, in the order of their names.
 
-    A folder that cannot be read has none: ranks that are expected are missed by name.
+    A folder that cannot be read has none: ranks that are expected are missed by name. PreloadError
+    where this process may open no more files.
     """
+    try:
+        # Of what lies below nothing is opened: it may go at any moment.
+        names = sorted((path.name for path in socket_dir.iterdir()), key=_in_order)
+    except OSError as error:
+        if is_exhausted(error):
+            raise exhausted(error, f"looking for ranks in {socket_dir}") from error
+        return ()
+    instances = [instance for name in names if (instance := _instance(name)) is not None]
     return tuple(
         Expected(instance)
-        for path in sorted(socket_dir.glob("*/rank*.sock"), key=_in_order)
-        if (instance := _instance(path)) is not None
+        for instance in instances
+        if os.path.lexists(socket_path(socket_dir, instance))
     )
 
 
@@ -85,15 +99,14 @@ def socket_path(socket_dir: Path, instance: Instance) -> Path:
     return socket_dir / str(instance) / instance.socket_name
 
 
-def _instance(path: Path) -> Instance | None:
-    """The instance whose socket this is; None if it lies where no rank puts one."""
+def _instance(name: str) -> Instance | None:
+    """The instance whose folder has this name; None if no rank's has."""
     try:
-        instance = Instance.parse(path.parent.name)
+        return Instance.parse(name)
     except ConfigError:
         return None
-    return instance if path.name == instance.socket_name else None
 
 
-def _in_order(path: Path) -> tuple[int, str]:
+def _in_order(name: str) -> tuple[int, str]:
     """Shorter names first, so that CPU-10 comes after CPU-9."""
-    return len(path.parent.name), path.parent.name
+    return len(name), name

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from preloadd.config.files import config_dir
-from preloadd.config.host import HostSettings, Survey, survey
+from preloadd.config.host import Survey, require_host, survey
 from preloadd.domain.endpoint import Endpoint
 from preloadd.domain.ids import Instance
 from preloadd.errors import ConfigError
@@ -58,7 +58,7 @@ def _configured(options: argparse.Namespace, environ: Mapping[str, str]) -> Setu
     def wanted() -> Wanted:
         return ranks_of(survey(folder, environ))
 
-    settings = _host(survey(folder, environ))
+    settings = require_host(survey(folder, environ))
     socket_dir = Path(settings.socket_dir)
     return Setup(
         socket_dir,
@@ -77,7 +77,7 @@ def ranks_of(found: Survey) -> Wanted:
 
     ConfigError if the host's own files are wrong.
     """
-    _host(found)
+    require_host(found)
     return Wanted(
         tuple(
             Expected(instance, file.group.name)
@@ -100,9 +100,3 @@ def _endpoints(texts: Iterable[str]) -> tuple[Endpoint, ...]:
 def _of_children(environ: Mapping[str, str]) -> dict[str, str]:
     """Without what is said to this process alone: systemctl notifies whoever it finds there."""
     return {name: value for name, value in environ.items() if not name.startswith(_OURS)}
-
-
-def _host(found: Survey) -> HostSettings:
-    if found.host is None:
-        raise ConfigError("\n".join(map(str, found.host_faults)))
-    return found.host

@@ -15,7 +15,9 @@ from typing import Generic, TypeVar
 
 import anyio
 
+from preloadd.domain.lines import one_line
 from preloadd.errors import PreloadError
+from preloadd.linux.threads import starting
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +32,7 @@ class Source(Generic[T]):
     """
 
     def __init__(self, name: str, ask: Callable[[], T], first: T) -> None:
-        """`ask` blocks; a PreloadError that it raises is its trouble. `first` is known until it."""
+        """`ask` blocks; an error that it raises is its trouble. `first` is known until it."""
         self.value = first
         self.trouble = ""
         self.known = anyio.Event()
@@ -50,15 +52,22 @@ class Source(Generic[T]):
     async def _asked(self, overdue: float) -> bool:
         """Whether there was an answer; returns when there is one or an error, however late."""
         began = datetime.now(UTC)
-        answer = in_thread(self._ask)
-        await asyncio.wait([answer], timeout=overdue)
-        if not answer.done():
-            self._complain(f"{self._name}: not answering since {began:%Y-%m-%d %H:%M:%S} UTC")
-            self.known.set()
         try:
+            answer = in_thread(self._ask)
+            await asyncio.wait([answer], timeout=overdue)
+            if not answer.done():
+                self._complain(f"{self._name}: not answering since {began:%Y-%m-%d %H:%M:%S} UTC")
+                self.known.set()
             self.value = await answer
         except PreloadError as error:
-            self._complain(f"{self._name}: {error}")
+            self._complain(f"{self._name}: {one_line(error)}")
+            return False
+        except Exception:
+            # Whatever a source may find to upset this program must not end it.
+            trouble = f"{self._name}: this supervisor failed to ask it: its log says why"
+            if trouble != self.trouble:
+                log.exception("%s: not asked", self._name)
+            self._complain(trouble)
             return False
         if self.trouble:
             log.info("%s: answers again", self._name)
@@ -72,7 +81,10 @@ class Source(Generic[T]):
 
 
 def in_thread(work: Callable[[], T]) -> asyncio.Future[T]:
-    """The outcome of `work`. anyio's threads would keep the process alive as long as one hangs."""
+    """The outcome of `work`. PreloadError at once if there is no thread for it.
+
+    anyio's threads would keep the process alive as long as one hangs.
+    """
     outcome: Future[T] = Future()
     outcome.set_running_or_notify_cancel()
 
@@ -82,5 +94,6 @@ def in_thread(work: Callable[[], T]) -> asyncio.Future[T]:
         except BaseException as error:  # noqa: BLE001 - raised again where the outcome is awaited
             outcome.set_exception(error)
 
-    threading.Thread(target=run, daemon=True).start()
+    with starting("asking others"):
+        threading.Thread(target=run, daemon=True).start()
     return asyncio.wrap_future(outcome)

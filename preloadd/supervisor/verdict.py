@@ -74,6 +74,7 @@ class Snapshot:
     device: str = ""
     role: str = ""
     detail: str = ""
+    divided: str = ""
     pid: int = 0
     version: str = ""
     model: str = ""
@@ -181,7 +182,7 @@ def complaint(snapshot: Snapshot) -> str:
 def _state_complaint(snapshot: Snapshot) -> str:
     match snapshot.state:
         case State.SERVING:
-            return ""
+            return snapshot.divided
         case State.LOADING:
             return f"loading{_progress(snapshot)}{_detail(snapshot.detail)}"
         case State.STARTING | State.RELEASED | State.FAILED | State.STOPPING:

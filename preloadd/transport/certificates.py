@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import ssl
-import stat
 
 from preloadd.domain.lines import one_line
 from preloadd.domain.settings import Tls
-from preloadd.errors import ConfigError
+from preloadd.errors import ConfigError, InsecurePath
 from preloadd.linux.fds import OwnedFd
 from preloadd.linux.memfd import sealed_bytes
+from preloadd.linux.plain import read_file
 
 MAX_NBYTES = 1 << 20
 """Of one file: several times what all authorities of the world need."""
@@ -92,27 +90,21 @@ def _copy(setting: str, path: str) -> OwnedFd:
     """What is in a regular file, to which links may lead, in memory: ssl opens whatever is at a
     path, and would wait for what may never come there."""
     try:
-        with OwnedFd(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)) as fd:
-            if not stat.S_ISREG(os.fstat(fd.fileno()).st_mode):
-                raise _irregular(setting, path)
-            content = os.read(fd.fileno(), MAX_NBYTES + 1)
+        content = read_file(path, MAX_NBYTES + 1, follow=True)
         if len(content) > MAX_NBYTES:
             raise ConfigError(
                 f"{setting}: {path} is longer than {MAX_NBYTES:,} bytes: give a PEM file with what "
                 "is needed alone"
             )
         return sealed_bytes(setting, content)
+    except InsecurePath:
+        told = f"{setting}: {path} is no regular file: give the path of a PEM file"
+        raise ConfigError(told) from None
     except OSError as error:
-        if error.errno == errno.ENXIO:  # a socket, or a device that is none
-            raise _irregular(setting, path) from None
         raise ConfigError(
             f"{setting}: {path} cannot be read ({error.strerror}): correct the path, or let the "
             "daemons' user read it"
         ) from None
-
-
-def _irregular(setting: str, path: str) -> ConfigError:
-    return ConfigError(f"{setting}: {path} is no regular file: give the path of a PEM file")
 
 
 def _path(copy: OwnedFd) -> str:

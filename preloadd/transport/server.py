@@ -6,27 +6,27 @@ the daemon.
 
 from __future__ import annotations
 
-import errno
 import logging
-import math
+import os
 import socket
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 
 import anyio
+from anyio.abc import TaskGroup
 
 from preloadd.domain.access import Peer
 from preloadd.domain.ids import LeaseId
 from preloadd.errors import AccessDenied
-from preloadd.linux.fds import OwnedFd, exhausted, is_exhausted
+from preloadd.linux.fds import OwnedFd
 from preloadd.protocol.connection import ServerConnection
 from preloadd.protocol.messages import Reason
+from preloadd.transport.accepting import Episode, accept
 from preloadd.transport.aio import Limits, Link, Session
 
 log = logging.getLogger(__name__)
-_BACK_OFF = 0.1
-_QUIET = 60.0
-_NO_LISTENER = {errno.EBADF, errno.EINVAL, errno.ENOTSOCK, errno.EOPNOTSUPP}
 
 Handler = Callable[[Session], Awaitable[None]]
 """Answers one client until its session ends. It returns or raises: the client is hung up on."""
@@ -36,66 +36,51 @@ Admit = Callable[[socket.socket], Peer]
 
 
 class Server:
-    """Serves clients, each in a task of its own, as long as there are not too many."""
+    """Serves clients, each in a task of its own, as long as there are not too many.
+
+    A third of the connections is kept for root and this process's user, as whom other ranks and the
+    supervisor run. Of all others, each user may have a third.
+    """
 
     def __init__(self, handler: Handler, admit: Admit, limits: Limits) -> None:
         self._handler = handler
         self._admit = admit
         self._limits = limits
-        self._open = 0
-        self._crowded = _Episode()
-        self._starved = _Episode()
+        self._open: Counter[int] = Counter()
+        self._own = {0, os.geteuid()}
+        self._crowded = Episode()
 
     async def serve(self, listener: socket.socket) -> None:
         """Accept clients until cancelled; then their sockets are closed, but not hung up on.
 
         Borrows the listener. OSError only if it is none.
         """
-        listener.settimeout(0)
         async with anyio.create_task_group() as clients:
-            while True:
-                link = Link(await self._accept(listener))
-                session = self._welcome(link)
-                if session is not None:
-                    clients.start_soon(self._converse, session, link)
+            await accept(listener, partial(self._welcome, clients), "a client")
 
     async def resume(self, sock: socket.socket, lease: LeaseId, peer: Peer) -> None:
         """Go on with a parked connection that is `lease`, until it ends. Takes the socket."""
-        self._open += 1
+        self._open[peer.uid] += 1
         link = Link(sock)
         connection = ServerConnection[OwnedFd].resumed_lease(lease)
         await self._converse(Session(link, connection, peer, self._limits), link)
 
-    async def _accept(self, listener: socket.socket) -> socket.socket:
-        while True:
-            await anyio.wait_readable(listener)
-            try:
-                sock, _ = listener.accept()
-            except (BlockingIOError, ConnectionAbortedError):
-                continue
-            except OSError as error:
-                if error.errno in _NO_LISTENER:
-                    raise
-                self._note_starved(error)
-                # The listener stays readable all the while, and only others can make room.
-                await anyio.sleep(_BACK_OFF)
-                continue
-            return sock
-
-    def _welcome(self, link: Link) -> Session | None:
-        """A session for a new client; None if it was turned away, for which nothing waits."""
+    def _welcome(self, clients: TaskGroup, sock: socket.socket, _: object) -> None:
+        """Converse with a new client, or turn it away, for which nothing waits."""
+        link = Link(sock)
         deadline = anyio.current_time() + self._limits.speak
         connection = ServerConnection[OwnedFd](deadline=deadline)
         peer = self._admitted(link, connection)
-        if peer is not None and self._has_room(connection):
-            self._open += 1
-            return Session(link, connection, peer, self._limits)
+        if peer is not None and self._has_room(connection, peer.uid):
+            self._open[peer.uid] += 1
+            session = Session(link, connection, peer, self._limits)
+            clients.start_soon(self._converse, session, link)
+            return
         with suppress(OSError):
             for packet in connection.pending():
                 link.send_now(packet.data)
         link.hang_up()
         link.close()
-        return None
 
     def _admitted(self, link: Link, connection: ServerConnection[OwnedFd]) -> Peer | None:
         try:
@@ -108,13 +93,31 @@ class Server:
             connection.abort(error)
         return None
 
-    def _has_room(self, connection: ServerConnection[OwnedFd]) -> bool:
-        if self._open < self._limits.connections:
+    def _has_room(self, connection: ServerConnection[OwnedFd], uid: int) -> bool:
+        crowd = self._crowd(uid)
+        if not crowd:
             return True
-        connection.turn_away(Reason.BUSY, f"{self._open} clients are connected already")
+        connection.turn_away(Reason.BUSY, crowd)
         if self._crowded.begins():
-            log.warning("%d clients are connected: more are turned away", self._open)
+            log.warning("a client of user %d was turned away, as more may be: %s", uid, crowd)
         return False
+
+    def _crowd(self, uid: int) -> str:
+        """What leaves no room for one more client of this user, and the remedy; '' if nothing."""
+        most, here = self._limits.connections, self._open.total()
+        share = max(1, most // 3)
+        others = here - sum(self._open[own] for own in self._own)
+        if here >= most:
+            crowd = f"{here} clients are connected already"
+        elif uid in self._own:
+            return ""
+        elif self._open[uid] >= share:
+            crowd = f"user {uid} has {self._open[uid]} connections already, as many as one may have"
+        elif others >= most - share:
+            crowd = f"{others} clients are connected already, and the rest is kept for the daemons"
+        else:
+            return ""
+        return f"{crowd}: try again, or end some (root finds them with `ss -xp`)"
 
     async def _converse(self, session: Session, link: Link) -> None:
         try:
@@ -125,22 +128,4 @@ class Server:
             await session.end(error)
         finally:
             link.close()
-            self._open -= 1
-
-    def _note_starved(self, error: OSError) -> None:
-        if self._starved.begins():
-            doing = "accepting a client"
-            why = exhausted(error, doing) if is_exhausted(error) else f"{doing}: {error}"
-            log.warning("%s; trying again every %g s", why, _BACK_OFF)
-
-
-class _Episode:
-    """A trouble that is worth one line until it has been gone for a while: it comes in bursts."""
-
-    def __init__(self) -> None:
-        self._last = -math.inf
-
-    def begins(self) -> bool:
-        """Whether the trouble that was just met is a new one."""
-        before, self._last = self._last, anyio.current_time()
-        return self._last - before > _QUIET
+            self._open[session.peer.uid] -= 1

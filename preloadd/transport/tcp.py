@@ -6,18 +6,24 @@ Whoever can connect is heard: these ports belong into a network that only truste
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack, suppress
 
 import anyio
+
+from preloadd.transport.accepting import Take, accept
+
+log = logging.getLogger(__name__)
 
 _Place = tuple[socket.AddressFamily, socket.SocketKind, int, tuple[str, int]]
 
 _READ = 64 * 1024
 _MAX_PENDING = 1 << 20
 _BACKLOG = 128
+_AGAIN_S = 1.0
 
 
 class Wire:
@@ -107,6 +113,44 @@ class Wire:
             self._socket.shutdown(how)
 
 
+class Port:
+    """A port of this host, where listeners are what `listen` gives, or else `why` that fails.
+
+    `fault` says why there is none; '' if there is one, or none was tried yet (`tried`).
+    """
+
+    def __init__(
+        self, listen: Callable[[], Awaitable[list[socket.socket]]], why: Callable[[OSError], str]
+    ) -> None:
+        self.fault = ""
+        self.tried = anyio.Event()
+        self._listen = listen
+        self._why = why
+
+    async def serve(self, take: Take, who: str) -> None:
+        """Accept for `take` until cancelled, and try again for as long as there is no port."""
+        while True:
+            try:
+                listeners = await self._listen()
+            except OSError as error:
+                self._note(self._why(error))
+                await anyio.sleep(_AGAIN_S)
+                continue
+            self._note("")
+            with ExitStack() as undo:
+                for listener in listeners:
+                    undo.enter_context(listener)
+                async with anyio.create_task_group() as tasks:
+                    for listener in listeners:
+                        tasks.start_soon(accept, listener, take, who)
+
+    def _note(self, fault: str) -> None:
+        if fault and fault != self.fault:
+            log.warning("%s", fault)
+        self.fault = fault
+        self.tried.set()
+
+
 async def connect(address: str, port: int) -> Wire:
     """A connection to the first of an address's hosts that answers; OSError of the last that did
     not. One that swallows everything leaves the others their share of the caller's time."""
@@ -167,7 +211,6 @@ def _listener(
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         sock.bind(where)
         sock.listen(backlog)
-        sock.settimeout(0)
         undo.pop_all()
     return sock
 
@@ -189,12 +232,3 @@ async def _connected(sock: socket.socket, where: tuple[str | int, ...]) -> None:
     # Where nobody listens on a port of this host, the system may connect a socket with itself.
     if sock.getsockname() == sock.getpeername():
         raise OSError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
-
-
-def peer_named(sock: socket.socket) -> str:
-    """Who is at the other end, for a log."""
-    try:
-        host, port, *_ = sock.getpeername()
-    except OSError:
-        return "a host that is gone"
-    return f"{host}:{port}"

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
+from math import inf
 from typing import TypeVar
 
 import anyio
@@ -33,12 +34,17 @@ class Threads:
         self._what = what
         self._left: list[threading.Thread] = []
 
-    async def run(self, work: Callable[[], T]) -> T:
+    async def run(self, work: Callable[[], T], *, within: float = inf) -> T:
         """What blocking `work` returns, or raises; once this is cancelled, nobody learns of it.
 
-        OSError without a call while `MOST` that were given up have not returned, or if the system
-        gives no thread.
+        TimeoutError, which says so, if it does neither `within` so many seconds. OSError without a
+        call while `MOST` that were given up have not returned, or if the system gives no thread.
         """
+        with anyio.move_on_after(within):
+            return await self._answer(work)
+        raise TimeoutError(f"{self._what} did not answer within {within:g} s")
+
+    async def _answer(self, work: Callable[[], T]) -> T:
         await anyio.lowlevel.checkpoint()
         self._left = [thread for thread in self._left if thread.is_alive()]
         if len(self._left) >= MOST:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import os
-import secrets
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -18,16 +17,20 @@ from preloadd.domain.lines import one_line
 from preloadd.domain.strict_json import MAX_NBYTES
 from preloadd.errors import InsecurePath
 from preloadd.linux.fds import OwnedFd
-from preloadd.linux.plain import make_file, naming, open_file, open_folder, write_whole
+from preloadd.linux.plain import naming, open_file, open_folder, read_up_to, staged
 from preloadd.linux.private import locked_folder, remove_folder
 from preloadd.warmup.merge import Existing, settle
 from preloadd.warmup.names import TableName, is_config_hash
 from preloadd.warmup.table import BadTable, Table, parse, written
 
+CLOSED = "this user may not read it"
+"""The fault of a table of which no more is known."""
+
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A file that is named as a table. `table` is None, and `fault` says why, if it is none.
+    """A file that is named as a table. `table` is None, and `fault` says why, if it is none; an
+    engine that loads it could end only if it `ends`.
 
     `used` is the wall time at which it was last written or, as far as the file system tells, read.
     """
@@ -37,6 +40,7 @@ class Found:
     table: Table | None
     fault: str
     used: float
+    ends: bool = False
 
     @property
     def config_hash(self) -> str:
@@ -90,17 +94,18 @@ def install(
         path.mkdir(mode=0o700)
     open_folder(path).close()  # refuses what is no folder, or a link to one
     with locked_folder(path) as folder, ExitStack() as undo:
-        staged = []
+        ready = []
         for name, table in new.items():
             target = path / str(name)
             content = _content(folder, target, table, existing)
             if content is not None:
                 with naming(target):
-                    staged.append((_stage(folder, target.name, content, undo), target))
-        for fresh, target in staged:
+                    fresh = undo.enter_context(staged(target.name, folder, content))
+                ready.append((fresh, target))
+        for fresh, target in ready:
             os.replace(fresh, target.name, src_dir_fd=folder.fileno(), dst_dir_fd=folder.fileno())
         os.fsync(folder.fileno())
-    return [target for _, target in staged]
+    return [target for _, target in ready]
 
 
 def remove(root: Path, config_hash: str) -> list[Path]:
@@ -134,18 +139,21 @@ def _found(folder: OwnedFd, path: Path) -> Found | None:
     name = TableName.parse(path.name)
     if name is None:
         return None
-    table, fault, used = None, "", 0.0
+    table, fault, used, ends = None, "", 0.0, False
     try:
         used = _used(folder, path.name)
         table = parse(_read(folder, path), str(path))
     except FileNotFoundError:
         return None
+    except PermissionError:
+        fault = CLOSED
     except BadTable as error:
-        fault = error.why
+        fault, ends = error.why, not error.harmless
     except InsecurePath as error:
+        ends = True
         # What it is, without the remedy: that is the same for all.
         fault = str(error).removeprefix(f"{one_line(path)} ").partition(": ")[0]
-    return Found(path, name, table, fault, used)
+    return Found(path, name, table, fault, used, ends)
 
 
 def _listed(folder: OwnedFd) -> list[str]:
@@ -159,8 +167,8 @@ def _used(folder: OwnedFd, name: str) -> float:
 
 def _read(folder: OwnedFd, path: Path) -> bytes:
     """At most one byte more than a table may have."""
-    with _open(folder, path) as fd, open(fd.fileno(), "rb", closefd=False) as file:
-        return file.read(MAX_NBYTES + 1)
+    with _open(folder, path) as fd:
+        return read_up_to(fd, MAX_NBYTES + 1)
 
 
 def _open(folder: OwnedFd, path: Path) -> OwnedFd:
@@ -179,18 +187,3 @@ def _content(folder: OwnedFd, path: Path, new: Table, existing: Existing) -> byt
         if wanted is old:
             return None
     return written(wanted, str(path))  # two tables may be too much for one
-
-
-def _stage(folder: OwnedFd, name: str, content: bytes, undo: ExitStack) -> str:
-    """The name of a new file with `content`, of this user alone; removed by `undo`."""
-    fresh = f".{name}.{secrets.token_hex(8)}"
-    with make_file(fresh, folder) as fd:
-        undo.callback(_unlink, folder, fresh)
-        write_whole(fd, content)
-        os.fsync(fd.fileno())
-    return fresh
-
-
-def _unlink(folder: OwnedFd, name: str) -> None:
-    with suppress(FileNotFoundError):
-        os.unlink(name, dir_fd=folder.fileno())

@@ -16,7 +16,14 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, TypeGuard
 
 from preloadd.domain.lines import one_line
-from preloadd.domain.strict_json import Malformed, decode
+from preloadd.domain.strict_json import (
+    MAX_CONTAINERS,
+    MAX_DEPTH,
+    MAX_NBYTES,
+    Malformed,
+    decode,
+    is_deeper,
+)
 from preloadd.errors import ErrorCode, PreloadError
 
 METADATA = "_metadata"
@@ -39,15 +46,18 @@ _BRIEF = 100
 
 
 class BadTable(PreloadError):
-    """This is no table, or one whose loading could stop an engine; the text names file, entry."""
+    """This is no table, or one whose loading could stop an engine; the text names file, entry.
+
+    It is `harmless` where FlashInfer's loader is known to return: that is still none to hand on.
+    """
 
     code: ClassVar[ErrorCode] = ErrorCode.DAMAGED
 
-    def __init__(self, source: str, why: str) -> None:
-        self.why = why
+    def __init__(self, source: str, why: str, *, harmless: bool = False) -> None:
+        self.why, self.harmless = why, harmless
+        end = "no engine ends by it" if harmless else "an engine could end when it loads this"
         super().__init__(
-            f"{one_line(source)}: {why}; an engine could end when it loads this: remove the file, "
-            "and the next start tunes anew"
+            f"{one_line(source)}: {why}; {end}: remove the file, and the next start tunes anew"
         )
 
 
@@ -99,7 +109,7 @@ def parse(raw: bytes, source: str) -> Table:
     try:
         return _table(decode(raw))
     except Malformed as error:
-        raise BadTable(source, str(error)) from None
+        raise BadTable(source, str(error), harmless=_is_survived(raw)) from None
 
 
 def from_json(value: object, source: str) -> Table:
@@ -146,6 +156,25 @@ def _table(value: object) -> Table:
         raise Malformed(f"it has more than {MAX_ENTRIES:,} entries")
     entries = {key: _entry(key, found) for key, found in body.items()}
     return Table(entries, metadata, records, generation, intact)
+
+
+def _is_survived(raw: bytes) -> bool:
+    """Whether FlashInfer's loader returns from what is no table for us.
+
+    Its reader takes numbers such as NaN, and names that are there twice. For metadata that are no
+    object it uses no entry, and looks at none.
+    """
+    if len(raw) > MAX_NBYTES or raw.count(b"[") + raw.count(b"{") > MAX_CONTAINERS:
+        return False
+    try:
+        body = json.loads(raw.decode("utf-8"))
+        if not isinstance(body, dict) or is_deeper(body, MAX_DEPTH):
+            return False
+        if isinstance(body.get(METADATA), dict | None):
+            _table(body)
+    except (ValueError, RecursionError):  # Malformed is one
+        return False
+    return True
 
 
 def _digest(body: Mapping[str, object]) -> str:

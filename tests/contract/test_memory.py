@@ -223,6 +223,9 @@ def test_bytes_arrive_in_order_and_read_only(
         keeper.seal(fd.fileno(), size)
     mapping = mapper.map(chunks)
     assert (mapping.writable, mapping.private_nbytes) == (False, 0)
+    free, bound = mapping.room()
+    assert free > 0
+    assert bound
     for n in range(CHUNKS):
         size, expected = nbytes * (n + 1), content(nbytes * (n + 1), n)
         assert mapping.read(n, 0, size) == expected

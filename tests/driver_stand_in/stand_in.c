@@ -9,6 +9,7 @@
  *   STAND_IN_MEMORY       bytes of each device (default 1 GiB)
  *   STAND_IN_GRANULARITY  bytes (default 2 MiB)
  *   STAND_IN_NO_VMM       set: no virtual memory management
+ *   STAND_IN_NO_FDS       set: CUDA's has no memory behind descriptors
  *   STAND_IN_NO_REGISTER  set: host memory cannot be registered
  *   STAND_IN_FAIL         function:code[:nth],…: the nth call of a function, or every one, fails;
  *                         errors that end a context last until the variable changes

@@ -144,7 +144,7 @@ def listener(port, root):
 async def test_a_table_from_here_comes_to_vllm(port, listener, stored, tmp_path):
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(listener.serve)
-        await listener.tried.wait()
+        await listener.port.tried.wait()
         told = await vllm_fetches(port, tmp_path / "there")
         assert "Adopted remote flashinfer_autotune seed" in told
         tasks.cancel_scope.cancel()
@@ -157,7 +157,7 @@ async def test_a_table_from_here_comes_to_vllm(port, listener, stored, tmp_path)
 async def test_vllm_understands_what_is_answered_here(port, listener, stored, tmp_path):
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(listener.serve)
-        await listener.tried.wait()
+        await listener.port.tried.wait()
         assert "status miss" in await vllm_fetches(port, tmp_path / "there", rank=4)
         assert "status error" in await vllm_fetches(port, tmp_path / "there", secret="wrong")
         tasks.cancel_scope.cancel()

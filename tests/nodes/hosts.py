@@ -32,7 +32,7 @@ _TOOLS = {
 # It has the kernel reap whoever is handed to it.
 _WAIT = "import signal as s; s.signal(s.SIGCHLD, s.SIG_IGN); print(flush=True); s.pause()"
 _FIRST = (sys.executable, "-ISc", _WAIT)
-_LISTENING = "0A"
+_LISTENING, _CONNECTED = "0A", "01"
 
 
 class NoHosts(Exception):
@@ -79,9 +79,12 @@ class Host(Owner):
     @property
     def listening(self) -> list[int]:
         """Ports that something listens at."""
-        tables = [Path(f"/proc/{self.first}/net/{kind}") for kind in ("tcp", "tcp6")]
-        rows = [line.split() for table in tables for line in table.read_text().splitlines()[1:]]
-        return [int(row[1].rpartition(":")[2], 16) for row in rows if row[3] == _LISTENING]
+        return self._ports(_LISTENING)
+
+    @property
+    def connected(self) -> list[int]:
+        """Ports of its own that have a connection."""
+        return self._ports(_CONNECTED)
 
     @property
     def left(self) -> str:
@@ -133,6 +136,11 @@ class Host(Owner):
     def close(self) -> None:
         """The same."""
         self.power_off()
+
+    def _ports(self, state: str) -> list[int]:
+        tables = [Path(f"/proc/{self.first}/net/{kind}") for kind in ("tcp", "tcp6")]
+        rows = [line.split() for table in tables for line in table.read_text().splitlines()[1:]]
+        return [int(row[1].rpartition(":")[2], 16) for row in rows if row[3] == state]
 
     def _enter(self, *namespaces: str) -> list[str]:
         return ["nsenter", f"--target={self.first}", *namespaces]

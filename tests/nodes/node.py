@@ -69,9 +69,12 @@ class Node(Owner):
 
     @property
     def why(self) -> str:
-        """The one error by which its rank ended, on one line of the log."""
+        """The one error by which its rank ended, on one line: that of its log, where its launcher
+        could not tell the whole."""
         assert "Traceback" not in self.told, self.told
-        (line,) = [line for line in self.told.splitlines() if "ERROR" in line]
+        lines = self.told.splitlines()
+        errors = [line for line in lines if "ERROR" in line]
+        (line,) = errors or [line for line in lines if line.startswith("stopping: ")]
         return line
 
     def status(self, instance: str = "CPU-0") -> StatusTold:
@@ -126,9 +129,10 @@ class Node(Owner):
 
     # -- what is done to it --
 
-    def signal_rank(self, number: int) -> None:
-        """Send a signal to its rank alone."""
-        (pid,) = self.host.running("preloadd.rank")
+    def signal_rank(self, number: int, instance: str = "CPU-0") -> None:
+        """Send a signal to one of its ranks alone."""
+        ranks = set(self.host.running("preloadd.rank"))
+        (pid,) = ranks.intersection(self.host.running(instance))
         os.kill(pid, number)
 
     def signal_loader(self, number: int) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -13,14 +14,16 @@ from tests.engines.vllm import harness
 from tests.engines.vllm.harness import Missing
 from tests.engines.vllm.test_drafts import eagle, flag, guessing
 from tests.engines.vllm.zoo import Zoo
-from tests.nodes.conftest import impossible
-from tests.nodes.node import PORT
+from tests.nodes.conftest import Cluster, impossible
+from tests.nodes.node import PORT, Node
 from tests.nodes.shards import Tensors, checkpoint, differing
 
 PATIENCE_S = 300.0
 """Four loaders import a vLLM each, on few processors."""
 
+DISAGREE = 80
 PARALLEL = Parallel(tensor=2)
+Start = Callable[..., Node]
 JOINED = {
     "qkv_proj": {"q_proj": 2, "k_proj": 1, "v_proj": 1},
     "gate_up_proj": {"gate_proj": 1, "up_proj": 1},
@@ -45,19 +48,35 @@ def target() -> Iterator[Path]:
         yield zoo("llama")
 
 
-@pytest.mark.timeout(PATIENCE_S)
-def test_two_hosts_hold_half_of_a_target_and_of_its_draft_each(cluster, python, target, tmp_path):
-    draft = eagle(target, tmp_path / "draft")
+@pytest.fixture
+def draft(target: Path, tmp_path: Path) -> Path:
+    """What guesses for it."""
+    return eagle(target, tmp_path / "draft")
+
+
+@pytest.fixture
+def start(cluster: Callable[..., Cluster], python: Path, target: Path, draft: Path) -> Start:
+    """Starts the node of a number, of two on the `hosts` of it, with flags of its own."""
     hosts = cluster(2)
     flags = ["--tensor-parallel-size", "2", *flag(guessing(draft))]
     flags += ["--builder", "vllm", "--python", str(python)]
-    nodes = hosts.start_all(
-        *flags,
-        model=target,
-        limits={"rendezvous": PATIENCE_S},
-        patience=PATIENCE_S,
-        environ={"VLLM_CACHE_ROOT": str(python.parents[1] / "cache")},
-    )
+    cache = {"VLLM_CACHE_ROOT": str(python.parents[1] / "cache")}
+    limits = {"rendezvous": PATIENCE_S}
+
+    def start(number: int, *own: str) -> Node:
+        more = {"limits": limits, "patience": PATIENCE_S, "environ": cache}
+        return hosts.start(number, *flags, *own, model=target, **more)
+
+    start.hosts = hosts
+    return start
+
+
+@pytest.mark.timeout(PATIENCE_S)
+def test_two_hosts_hold_half_of_a_target_and_of_its_draft_each(start, target, draft):
+    hosts = start.hosts
+    nodes = [start(0), start(1)]
+    for node in nodes:
+        node.serving()
     assert sorted(hosts.hosts[0].listening) == [PORT, PORT + 1]
     both = {"CPU-0": (target, checkpoint(target)), "CPU-0.draft": (draft, renamed(draft))}
     for instance, (model, stored) in both.items():
@@ -68,9 +87,22 @@ def test_two_hosts_hold_half_of_a_target_and_of_its_draft_each(cluster, python, 
             found = node.attach(place(PARALLEL, rank), instance, model=model, key=told.key)
             parts.append(separated(found))
         assert differing(parts, stored) == []
-    for node in nodes:
-        assert node.stop() == 143
+    nodes[1].signal_rank(signal.SIGKILL, "CPU-0.draft")
+    assert nodes[1].ended() == 128 + signal.SIGKILL
+    for instance in both:
+        assert nodes[0].status(instance).state == "serving"
+    assert nodes[0].stop() == 143
     hosts.clean()
+
+
+@pytest.mark.timeout(PATIENCE_S)
+def test_a_node_that_has_no_draft_where_the_other_has_one_ends_both(start):
+    nodes = [start(0), start(1, "--no-draft")]
+    for node in nodes:
+        assert node.ended(PATIENCE_S) == DISAGREE, node.told
+        told = "draft is 'not held' for rank 1 of node 1 but 'held' for rank 0 of node 0: give all"
+        assert told in node.told
+    start.hosts.clean()
 
 
 def renamed(draft: Path) -> Tensors:

@@ -245,6 +245,21 @@ def test_a_node_with_the_number_of_another_is_turned_away_and_does_not_disturb(t
     assert_goes_on(nodes)
 
 
+def test_a_second_node_that_takes_itself_for_the_first_is_told_so_and_does_not_disturb(two):
+    first = two.start(0, *HALVES)
+    first.waits_for("rank 1 of node 1")
+    where = ("--nnodes", "2", "--node-rank", "0", "--master-addr", two.hosts[0].address)
+    double = two.start_at(1, *where, "--weight-cache-master-port", str(PORT), *HALVES)
+    told = "192.0.2.1 is no address of this host, which has rank 0"
+    assert_ended(double, told, "if this is not the first node, give it a node_rank")
+    nodes = [first, two.start(1, *HALVES)]
+    for node in nodes:
+        node.serving()
+    for node in nodes:
+        assert node.stop() == 143
+    two.clean()
+
+
 def test_a_taken_port_is_named_on_its_host_and_all_others_end(two):
     words = [sys.executable, "-Ic", f"{STRANGER}.create_server(('', {PORT})); input()"]
     host = two.hosts[0]
@@ -253,7 +268,7 @@ def test_a_taken_port_is_named_on_its_host_and_all_others_end(two):
         while PORT not in host.listening:
             assert stranger.poll() is None, (host.folder / "stranger").read_text()
         second = two.start(1, *HALVES, limits=SHORT)
-        assert_ended(two.start(0, *HALVES), f"port {PORT} is taken", "give all nodes another port")
+        assert_ended(two.start(0, *HALVES), f"port {PORT} is taken", "give all nodes another")
         assert_ended(second, f"rank 0 of node 0 gave no answer: what listens at 192.0.2.1:{PORT}")
         stranger.communicate(b"\n")
     two.clean()
@@ -265,7 +280,7 @@ def test_a_taken_port_is_named_on_its_host_and_all_others_end(two):
 def test_a_cut_while_all_load_ends_the_load_on_both_sides(three, loading):
     three.network.unplug(three.hosts[1])
     assert_ended(loading[0], "rank 1 of node 1 was lost while loading: it was silent for 2 s")
-    assert_ended(loading[1], "rank 0 was lost while loading: it was silent for 2 s")
+    assert_ended(loading[1], "rank 0 of node 0 was lost while loading: it was silent for 2 s")
     assert_goes_on(loading[2:])
     three.network.plug(three.hosts[1])
     again = [three.start(number, *FLAGS) for number in (0, 1)]
@@ -277,7 +292,7 @@ def test_a_cut_while_all_load_ends_the_load_on_both_sides(three, loading):
 def test_a_cut_while_all_gather_ends_both_sides(three, gathering):
     three.network.unplug(three.hosts[1])
     assert_ended(gathering[0], "rank 1 of node 1 was lost while gathering: it was silent for 2 s")
-    assert_ended(gathering[1], "rank 0 was lost while gathering: it was silent for 2 s")
+    assert_ended(gathering[1], "rank 0 of node 0 was lost while gathering: it was silent for 2 s")
     three.clean()
 
 
@@ -293,6 +308,19 @@ def test_a_cut_while_all_serve_is_no_harm_and_heals(three, serving):
 
 
 # -- one rank that is killed --
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_rank_that_is_killed_while_all_identify(three, victim):
+    hosts = three.hosts
+    with stuck_digests(hosts[0]), stuck_digests(hosts[1]):
+        nodes = [three.start(number, *FLAGS, "--digest", "full") for number in (0, 1)]
+        nodes[0].until(lambda: PORT in hosts[0].connected, "connection")
+        nodes[1].until(lambda: hosts[1].running("preloadd.loader"), "loader")
+        nodes[victim].signal_rank(signal.SIGKILL)
+        assert nodes[victim].ended(SOON_S) == KILLED
+        assert_ended(nodes[1 - victim], f"rank {victim} of node {victim}", "hung up")
+    three.clean()
 
 
 @pytest.mark.parametrize("victim", [0, 1])

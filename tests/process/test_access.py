@@ -14,9 +14,11 @@ import pytest
 
 from preloadd.domain.lifecycle import State
 from preloadd.domain.settings import Access
+from preloadd.protocol import messages as m
 from tests.process.conftest import ROOT, Manage, Manager
 
 NOBODY = 65534
+OTHER = 54320
 GROUP, OTHER_GROUP = 54321, 54322
 
 pytestmark = [
@@ -150,3 +152,41 @@ def test_access_that_changed_holds_for_a_parked_listener_too(open_to):
 
 def _with_access(manager: Manager, **access: tuple[str, ...]):
     return dataclasses.replace(manager.settings, access=Access(**access))
+
+
+CROWD = """
+import os, sys
+from pathlib import Path
+from preloadd.protocol import messages as m
+from preloadd.transport.blocking import connect
+os.setgroups([])
+os.setresuid(65534, 65534, 65534)
+held = []
+for _ in range(300):
+    client = connect(Path(sys.argv[1]), timeout=10)
+    reply = client.call(m.Watch(), timeout=10).reply
+    if isinstance(reply, m.StateChanged):
+        held.append(client)
+    else:
+        client.close()
+print(len(held), reply.detail, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_who_watches_without_end_keeps_neither_root_nor_others_out(open_to):
+    manager = open_to(users=("nobody", str(OTHER)))
+    with subprocess.Popen(
+        [sys.executable, "-c", CROWD, str(manager.socket)],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as crowd:
+        held, told = crowd.stdout.readline().split(" ", 1)
+        assert held == "85"
+        assert f"user {NOBODY} has 85 connections already" in told
+        answers = guest(manager, "status", "attach", uid=OTHER, groups=str(OTHER))
+        assert [kind for kind, _ in answers] == ["status-told", "granted"]
+        assert manager.ask(m.Release()) == m.Done()
+        crowd.stdin.close()

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
+import re
 import select
+import shutil
 import signal
 from pathlib import Path
 
@@ -12,22 +15,23 @@ import pytest
 
 from preloadd.domain.leases import Mode
 from preloadd.domain.lifecycle import State
+from preloadd.domain.placement import Parallel, Placement
 from preloadd.errors import CheckpointError
 from preloadd.linux.fds import OwnedFd
 from preloadd.linux.memfd import sealed_bytes
 from preloadd.memory.host import HostFiller
 from preloadd.protocol import messages as m
-from tests.checkpoints import SHARDS, llama, rewrite, save, stored, tensors
+from tests.checkpoints import SHARDS, llama, rewrite, save, sparse, stored, tensors
 from tests.process.conftest import Manager, content
 
 
-def assert_adopted(manager: Manager, generation: str) -> None:
-    """This life serves `generation` and has read nothing for it."""
+def assert_adopted(manager: Manager, generation: str, *phases: str) -> None:
+    """This life serves `generation` and has read nothing for it; a load came no further."""
     told = manager.status()
     assert (told.state, told.adopted, told.generation) == (State.SERVING, True, generation)
     assert (told.counters["loads"], told.counters["bytes_read"]) == (0, 0)
     assert told.counters["generation_bytes_read"] > 0
-    assert manager.phases == []
+    assert manager.phases == [*phases]
 
 
 def assert_loaded(manager: Manager, model: Path) -> None:
@@ -192,7 +196,7 @@ def test_weights_stay_where_a_changed_checkpoint_cannot_be_loaded(manager, model
     rewrite(model / SHARDS[1], whole[:-100])
     manager.start()
     manager.ready()
-    assert_adopted(manager, generation)
+    assert_adopted(manager, generation, "opening")
     assert not manager.removed
     assert "the weights of before stay" in manager.log
     assert SHARDS[1] in manager.log
@@ -202,6 +206,64 @@ def test_weights_stay_where_a_changed_checkpoint_cannot_be_loaded(manager, model
     manager.restart()
     assert_loaded(manager, model)
     assert manager.generation != generation
+
+
+def with_three_heads(manager: Manager, model: Path) -> None:
+    """A new configuration has come, its shards have not."""
+    path = model / "config.json"
+    rewrite(path, json.dumps(json.loads(path.read_text()) | {"num_attention_heads": 3}).encode())
+
+
+def without_room(manager: Manager, model: Path) -> None:
+    """What is there now is far too large, with the weights of before gone as well."""
+    shutil.rmtree(model)
+    sparse(model, 2 << 40, tensors=128)
+
+
+def without_python(manager: Manager, model: Path) -> None:
+    touched(model)
+    manager.settings = dataclasses.replace(manager.settings, python="/bin/false")
+
+
+@pytest.mark.parametrize(
+    ("change", "why", "phases"),
+    [
+        (with_three_heads, "3 attention heads", ["opening"]),
+        (without_room, r"the weights need .* are missing", ["opening"]),
+        (without_python, "ended with 1 before .* see whether /bin/false works", []),
+    ],
+)
+def test_weights_stay_where_what_would_replace_them_cannot_be_loaded(
+    manage, model, change, why, phases
+):
+    of_two = {"placement": Placement(Parallel(tensor=2), tensor_rank=1)}
+    manager: Manager = manage(model, **(of_two if change is with_three_heads else {}))
+    manager.start()
+    manager.ready()
+    generation = manager.generation
+    manager.kill()
+    change(manager, model)
+    manager.start()
+    manager.ready()
+    assert_adopted(manager, generation, *phases)
+    assert not manager.removed
+    assert re.search(f"the weights of before stay until .*: .*{why}", manager.status().detail)
+
+
+def test_weights_for_other_settings_stay_parked_where_those_cannot_be_loaded(manager, model):
+    generation, before = manager.generation, manager.settings
+    manager.kill()
+    manager.settings = dataclasses.replace(
+        before, python="/bin/false", model=dataclasses.replace(before.model, revision="v2")
+    )
+    manager.start()
+    assert manager.ended() == 1
+    assert "see whether /bin/false works" in manager.log
+    assert not manager.removed
+    manager.settings = before
+    manager.start()
+    manager.ready()
+    assert_adopted(manager, generation)
 
 
 def test_other_settings_are_loaded_afresh(manager, model):

@@ -32,6 +32,7 @@ from preloadd.memory.host import HostFiller, HostMapper
 from preloadd.protocol import codec, payload
 from preloadd.protocol import messages as m
 from tests.checkpoints import stored
+from tests.listening import listen
 from tests.process.conftest import ROOT, Manager, content
 
 NOBODY = 65534
@@ -86,7 +87,7 @@ def ask(shared: Manager, grant: Grant, socket_dir: Path):
     def ask(answer: Answer, **options):
         chosen = Options(socket_path=path, connect_timeout_s=options.pop("timeout", 10.0))
         with contextlib.ExitStack() as undo:
-            listener = undo.enter_context(seqpacket.listen(path, 0o600, 8))
+            listener = undo.enter_context(listen(path, 0o600, 8))
             daemon = threading.Thread(target=_serve, args=(listener, answer, grant))
             daemon.start()
             undo.callback(daemon.join)

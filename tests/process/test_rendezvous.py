@@ -275,7 +275,7 @@ def test_a_taken_port_is_named_at_once(group, port):
         first.start()
         assert first.ended() == DISAGREE
     assert f"port {port} is taken" in why(first)
-    assert "give all nodes another port" in why(first)
+    assert "give all nodes another weight_cache_master_port" in why(first)
     assert not first.loaders()
 
 

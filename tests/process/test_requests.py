@@ -165,7 +165,10 @@ def test_a_watcher_is_told_of_the_end_and_finds_the_same_generation_after_a_rest
     generation = manager.generation
     watcher = undo.enter_context(manager.client())
     first = watcher.call(m.Watch(), timeout=10).reply
-    assert first == m.StateChanged(state=State.SERVING, generation=generation)
+    checkpoint = manager.status().key["checkpoint"]
+    assert first == m.StateChanged(
+        state=State.SERVING, generation=generation, checkpoint=checkpoint
+    )
     assert watcher.event(timeout=0.05) is None
     manager.signal(signal.SIGTERM)
     assert watcher.event(timeout=10).state is State.STOPPING

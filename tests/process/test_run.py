@@ -7,20 +7,25 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 import preloadd
 from preloadd.domain.ids import device_id
+from preloadd.domain.lifecycle import State
 from preloadd.domain.placement import Parallel, Placement, place
 from preloadd.engine.client import Attachment, attach
 from preloadd.engine.native import NativeCheckpoint
 from preloadd.engine.options import Options
+from preloadd.errors import Unavailable
+from preloadd.linux.fds import OwnedFd
 from preloadd.memory.host import HostMapper
+from preloadd.protocol.messages import Reason, StatusTold
+from preloadd.transport.status import ask_status
 from tests.checkpoints import MOE, llama, stored
-from tests.process.conftest import PATIENCE_S, content
+from tests.process.conftest import PATIENCE_S, content, eventually
 
 ROOT = Path(preloadd.__file__).parents[1]
 HEADS = 64 * 64 * 2
@@ -40,6 +45,21 @@ class Node:
             line = self.process.stdout.readline()
             assert line, f"the launcher ended without {text!r}: {self.said}"
             self.said += line
+
+    def fill(self) -> None:
+        """Leave no room in the pipe that it writes to, with dots."""
+        there = f"/proc/{self.process.pid}/fd/1"
+        with OwnedFd(os.open(there, os.O_WRONLY | os.O_NONBLOCK)) as pipe:
+            with suppress(BlockingIOError):
+                while os.write(pipe.fileno(), b"." * 4096):
+                    pass
+
+    def rank(self, device: str) -> int:
+        """The process of a rank that serves."""
+        return self.status(device).pid
+
+    def status(self, device: str) -> StatusTold:
+        return ask_status(self.sockets / device / "rank.sock", timeout=PATIENCE_S)
 
     def stop(self) -> int:
         self.process.send_signal(signal.SIGINT)
@@ -132,6 +152,76 @@ def test_replicas_share_experts_on_one_node(launch, moe):
     assert node.stop() == 130
     assert ", 4 ranks, " in node.said
     assert not list(node.sockets.glob("CPU-*/*.sock"))
+
+
+def test_what_it_says_holds_up_nobody_if_it_is_not_read(launch, moe):
+    node = launch(moe, "--restart-ranks")
+    node.until("engines connect")
+    node.fill()
+    for _ in range(3):
+        with node.attached(moe, "CPU-0", place(Parallel(), 0)) as lease:
+            assert content(lease)
+    first = node.rank("CPU-0")
+    os.kill(first, signal.SIGKILL)
+    with node.attached(moe, "CPU-0", place(Parallel(), 0)) as lease:
+        assert content(lease)
+    assert node.rank("CPU-0") != first
+    node.process.terminate()
+    assert node.process.wait(PATIENCE_S) == 143
+    assert "stopping: received SIGTERM" not in node.process.stdout.read()
+
+
+def test_ranks_of_two_checkpoints_let_nobody_in_until_they_are_of_one(launch, tmp_path):
+    model, other = llama(tmp_path / "model"), llama(tmp_path / "other", seed=2)
+    node = launch(model, "-tp", "2", "--restart-ranks")
+    node.until("engines connect")
+    of_first = place(Parallel(tensor=2), 0)
+    model.rename(tmp_path / "before")
+    other.rename(model)
+
+    def started_anew(device: str, *, divided: bool) -> None:
+        """Have a rank die, and wait until all serve again."""
+        before = node.rank(device)
+        os.kill(before, signal.SIGKILL)
+        eventually(lambda: node.rank(device) != before, lambda: "another life")
+        eventually(
+            lambda: all(
+                told.state is State.SERVING and bool(told.divided) == divided
+                for told in (node.status("CPU-0"), node.status("CPU-1"))
+            ),
+            lambda: f"two ranks, {divided=}: {node.status('CPU-0')}",
+        )
+
+    started_anew("CPU-0", divided=True)
+    with pytest.raises(Unavailable, match="CPU-1 and CPU-0 have weights of different") as apart:
+        with node.attached(model, "CPU-0", of_first):
+            pass
+    assert apart.value.reason == Reason.INCOMPLETE
+    started_anew("CPU-1", divided=False)
+    with node.attached(model, "CPU-0", of_first) as lease:
+        assert content(lease)
+    assert node.stop() == 130
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_why_a_rank_fails_is_told_once(launch, tmp_path, ranks):
+    (tmp_path / "empty").mkdir()
+    node = launch(tmp_path / "empty", *(["-dp", "2", "-ep"] if ranks == 2 else []))
+    assert node.end() == 65
+    assert 1 <= node.said.count("has no .safetensors files") <= ranks, node.said
+    assert "ERROR" not in node.said
+
+
+def test_nothing_of_a_group_stays_but_its_locks(launch, moe, tmp_path):
+    other = tmp_path / "python"
+    other.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    other.chmod(0o755)
+    node = launch(moe, "--python", str(other))
+    node.until("engines connect")
+    assert (node.sockets / "CPU-0/python/preloadd").exists()
+    assert node.stop() == 130
+    left = [path.name for path in (node.sockets / "CPU-0").iterdir()]
+    assert left == ["rank.lock"]
 
 
 @pytest.fixture

@@ -148,6 +148,15 @@ def test_a_rank_serves_however_tuning_ends(tuning, tuner, told):
         assert len(mapped)
 
 
+def test_a_failure_to_tune_is_told_by_the_next_life_as_well(tuning):
+    manager = tuning("fails")
+    before = manager.status()
+    manager.restart()
+    after = manager.status()
+    assert (after.adopted, after.warmup) == (True, before.warmup)
+    assert before.warmup[0] in after.detail
+
+
 def test_one_that_hangs_is_given_up(tuning):
     manager = tuning("hangs", warmup=Warmup(autotune=True, deadline=1.0))
     assert "it took more than 1 s: the loader was ended" in manager.status().detail
@@ -171,6 +180,32 @@ def test_what_one_host_has_tuned_another_has_from_their_store(tuning, tmp_path):
     (line,) = other.status().warmup
     assert line.startswith("tables: installed from a shared store, ")
     assert table(tmp_path / "second").read_bytes() == table(tmp_path / "first").read_bytes()
+
+
+@pytest.mark.parametrize("lives", ["loads", "adopts"])
+def test_a_store_that_was_emptied_gets_what_is_on_the_disk(tuning, tmp_path, lives):
+    shared = tmp_path / "shared"
+    shared.mkdir(mode=0o700)
+    warmup = Warmup(autotune=True, stores=(f"file:{shared}",))
+    manager = tuning("stand-in", "first", warmup=warmup)
+    eventually(lambda: list(shared.rglob(str(NAME))), lambda: str(manager.status().warmup))
+    kept = table(shared).read_bytes()
+    if lives == "loads":
+        manager.signal(signal.SIGTERM)
+        manager.ended()
+        table(shared).unlink()
+        manager = tuning("fails", "first", warmup=warmup)
+        assert manager.status().warmup[0].startswith("tables: found on disk, ")
+    else:
+        manager.kill()
+        table(shared).unlink()
+        manager.start()
+        manager.ready()
+        assert manager.status().adopted
+    eventually(lambda: list(shared.rglob(str(NAME))), lambda: str(manager.status().warmup))
+    assert table(shared).read_bytes() == kept
+    other = tuning("fails", "second", warmup=warmup)
+    assert other.status().warmup[0].startswith("tables: installed from a shared store, ")
 
 
 def test_what_one_host_has_tuned_another_has_from_it(tuning, tmp_path, port, tokens):

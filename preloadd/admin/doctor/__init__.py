@@ -1,4 +1,4 @@
-"""`preloadd admin doctor`: looks at everything that has to be right, and tells what is not.
+"""`preloadctl doctor`: looks at everything that has to be right, and tells what is not.
 
 Standard library only, so that it also runs where the reason is that something is not installed:
 `/usr/bin/python3 -m preloadd.admin.doctor`.

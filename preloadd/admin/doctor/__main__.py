@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from preloadd.admin.columns import columns
 from preloadd.admin.doctor import diagnose
 from preloadd.admin.findings import as_json, as_table, has_fault
 from preloadd.admin.world import World
@@ -15,11 +16,11 @@ from preloadd.errors import EXIT_STATUS, ErrorCode
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Tell what was found; 78 if something does not work."""
-    parser = argparse.ArgumentParser("preloadd admin doctor", description=__doc__)
+    parser = argparse.ArgumentParser("preloadctl doctor", description=__doc__)
     parser.add_argument("--json", action="store_true", help="tell it as JSON")
     options = parser.parse_args(arguments)
     findings = diagnose(World(dict(os.environ)))
-    sys.stdout.write(as_json(findings) if options.json else as_table(findings))
+    sys.stdout.write(as_json(findings) if options.json else as_table(findings, columns()))
     return EXIT_STATUS[ErrorCode.CONFIG] if has_fault(findings) else 0
 
 

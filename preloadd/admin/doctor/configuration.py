@@ -71,7 +71,7 @@ def examine(world: World, *, interpreter_works: bool) -> Iterator[Finding]:
         faults, notes, models = told["faults"], told["notes"], told["models"]
     except (ValueError, KeyError, TypeError):
         yield fault(
-            "configuration", f"could not be checked: {why}", "run `preloadd admin config check`"
+            "configuration", f"could not be checked: {why}", "run `preloadctl config check`"
         )
         return
     for one in faults:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 
 from preloadd.admin.doctor.interpreter import run
 from preloadd.admin.findings import Finding, note, ok, warning
 from preloadd.admin.world import World
+from preloadd.domain.devices import minor_in
 
 _QUERY = ["--query-gpu=uuid,name,memory.total,persistence_mode", "--format=csv,noheader"]
 
@@ -24,21 +26,31 @@ def examine(world: World) -> Iterator[Finding]:
     gpus = world.gpus()
     told = f"driver {version[1] if version else 'of unknown version'}, {len(gpus)} GPUs"
     yield ok("gpu", told) if gpus else warning("gpu", told, "see `nvidia-smi` and the kernel log")
-    yield from _nodes(world, len(gpus))
+    if gpus:
+        yield from _nodes(world)
     yield from _told_by_driver(world)
 
 
-def _nodes(world: World, gpus: int) -> Iterator[Finding]:
+def _nodes(world: World) -> Iterator[Finding]:
     """Whether the driver's device nodes are there: no daemon may make them, as its tool would."""
-    wanted = ["nvidiactl", "nvidia-uvm", *(f"nvidia{number}" for number in range(gpus))]
+    minors = sorted(_minors(world))
+    wanted = ["nvidiactl", "nvidia-uvm", *(f"nvidia{minor}" for minor in minors)]
     missing = [f"/dev/{name}" for name in wanted if not (world.root / "dev" / name).exists()]
-    if gpus and missing:
+    if missing:
         yield warning(
             "gpu",
             f"{', '.join(missing)}: not there, and daemons cannot make device nodes",
             "run `nvidia-modprobe -u -c 0` as root at each boot, or nvidia-persistenced.service; "
             "in a container, have its runtime pass them in",
         )
+
+
+def _minors(world: World) -> Iterator[int]:
+    """The numbers of the GPUs' nodes, which need not begin with 0; none where nobody tells."""
+    for path in (world.root / "proc/driver/nvidia/gpus").glob("*/information"):
+        with suppress(OSError, UnicodeDecodeError):
+            if (minor := minor_in(path.read_text())) >= 0:
+                yield minor
 
 
 def _told_by_driver(world: World) -> Iterator[Finding]:

@@ -34,7 +34,8 @@ def examine(world: World, raw: Raw) -> Iterator[Finding]:
     trusted = {0} if daemon is None else {0, daemon}
     host, groups = host_files(world.config_dir), group_files(world.config_dir)
     config = [world.config_dir, *host.paths, *groups.paths]
-    wrong = [*_config(config), *_closed(world, raw.daemon_user)]
+    closed = () if daemon is None else _closed(world, raw.daemon_user)
+    wrong = [*_config(config), *closed]
     yield from _all_well("permissions", config, wrong)
     yield from _state(Path(raw.state_dir), trusted, raw.daemon_user)
     yield from _given(groups.paths)
@@ -75,9 +76,8 @@ def _config(paths: list[Path]) -> Iterator[Finding]:
         try:
             found = path.stat()
         except OSError as error:
-            yield fault(
-                "permissions", f"{path}: {error.strerror}", "create it, or run this as root"
-            )
+            remedy = "create it" if isinstance(error, FileNotFoundError) else "run this as root"
+            yield fault("permissions", f"{path}: {error.strerror}", remedy)
             continue
         yield from _writable("permissions", path, found)
         if found.st_uid not in {0, os.geteuid()}:

@@ -25,18 +25,25 @@ _CAPABILITY = 90
 
 def untuned(config: VllmConfig, placement: Placement) -> str:
     """Why engines look for no table of any rank, for people; '' if they do."""
-    kernels: Any = getattr(config, "kernel_config", None)
+    if why := never_tunes(config):
+        return why
     speculative = config.speculative_config
+    if speculative is not None and speculative.draft_model_config is not None:
+        return "a draft model takes part: the first engine tunes"
+    if placement.parallel.world == 1 and has_managed_store(config):
+        return "an engine of one rank keeps what it tunes in FlashInfer's own store"
+    return ""
+
+
+def never_tunes(config: VllmConfig) -> str:
+    """Why engines tune nothing, wherever that would be kept; '' if they may."""
+    kernels: Any = getattr(config, "kernel_config", None)
     if getattr(kernels, "enable_flashinfer_autotune", None) is False:
         return "FlashInfer's autotuner is switched off in the engine's arguments"
     if not current_platform.is_cuda() or not current_platform.has_device_capability(_CAPABILITY):
         return "vLLM tunes on GPUs of compute capability 9.0 and newer only"
     if not has_flashinfer():
         return "FlashInfer, or what it compiles with, is not in the engine's environment"
-    if speculative is not None and speculative.draft_model_config is not None:
-        return "a draft model takes part: the first engine tunes"
-    if placement.parallel.world == 1 and has_managed_store(config):
-        return "an engine of one rank keeps what it tunes in FlashInfer's own store"
     return ""
 
 

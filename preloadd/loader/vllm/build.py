@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Collection
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,17 +20,19 @@ from preloadd.domain.key import CHECKPOINT, Key
 from preloadd.domain.manifest import Artifact, Manifest
 from preloadd.domain.recipe import LAYOUT, recipe_of
 from preloadd.domain.settings import RankSettings
-from preloadd.errors import CheckpointError, OutOfRoom, ReadFailed, UnsupportedModel
+from preloadd.errors import CheckpointError, ReadFailed, UnsupportedModel
+from preloadd.frameworks.torch import explained
 from preloadd.frameworks.vllm.identity import vllm_key
 from preloadd.loader.filling import Filled
 from preloadd.loader.identifying import agree, identify
 from preloadd.loader.peer import Peer, Want, fill, pace_of
 from preloadd.loader.report import Reporter, Tally
+from preloadd.loader.room import await_room, require_room
 from preloadd.loader.streams import PeerLost
 from preloadd.loader.vllm.alone import alone
 from preloadd.loader.vllm.arguments import engine_config, reported
-from preloadd.loader.vllm.built import Built
 from preloadd.loader.vllm.export import Export, Stored, artifact, describe, store
+from preloadd.loader.vllm.least import least
 from preloadd.loader.vllm.model import build
 from preloadd.loader.vllm.warmable import described, taken
 from preloadd.memory.api import Filler
@@ -56,6 +59,8 @@ def load(
     reporter.progress("opening")
     checkpoint = open_checkpoint(Path(settings.model.path))
     config, model_config = engine_config(settings)
+    needed = least(checkpoint.nbytes_by_dtype(), settings, model_config)
+    require_room(filler, needed, part=True, freed=reporter.frees or 0)
     # Before the model is built, which may change what the key is made of.
     key = _key(settings, config, model_config)
 
@@ -63,6 +68,8 @@ def load(
         return Key(key | {CHECKPOINT: digest})
 
     digest = agree(settings, checkpoint, digest_cache, reporter, with_content)
+    if reporter.frees:
+        await_room(filler, needed, part=True)
     if peer is not None:
         digest = digest or identify(checkpoint, settings.model.digest, digest_cache, reporter)
         wanted = _wanted(settings, checkpoint, with_content(digest), filler)
@@ -98,13 +105,15 @@ def _made(
     placement = reported(config, settings.model)
     with alone(config, placement):
         shards = [shard.path for shard in checkpoint.shards]
-        built = _built(config, model_config, settings, shards, tally)
-        export = describe(built)
-        attributes = _attributes(built.model)
-        warmup = described(
-            config, placement, settings.parsed_instance.role, settings.model.engine_args
-        )
-        stored = store(export, filler, settings.model.chunk_bytes, reporter)
+        with _judged(settings.model.name), explained(filler.room):
+            built = build(config, model_config, settings.model.layout, shards, tally)
+        with explained(filler.room):
+            export = describe(built)
+            attributes = _attributes(built.model)
+            warmup = described(
+                config, placement, settings.parsed_instance.role, settings.model.engine_args
+            )
+            stored = store(export, filler, settings.model.chunk_bytes, reporter)
     return _Made(export, attributes, warmup, stored)
 
 
@@ -192,30 +201,22 @@ def _key(settings: RankSettings, config: VllmConfig, model_config: ModelConfig) 
     )
 
 
-def _built(
-    config: VllmConfig,
-    model_config: ModelConfig,
-    settings: RankSettings,
-    shards: Collection[Path],
-    told: _Tallies,
-) -> Built:
+@contextmanager
+def _judged(name: str) -> Iterator[None]:
+    """Give vLLM's errors, as it loads the model of this name, a meaning."""
     try:
-        return build(config, model_config, settings.model.layout, shards, told)
-    except MemoryError as error:
-        raise OutOfRoom(
-            wanted=told.total, free=0, limit="the memory that vLLM loads with", part=True
-        ) from error
+        yield
     except (ValueError, KeyError, OSError, AssertionError) as error:
-        raise CheckpointError(f"vLLM cannot load {settings.model.name}: {error}") from error
+        raise CheckpointError(f"vLLM cannot load {name}: {error}") from error
     except (RuntimeError, NotImplementedError, ImportError, AttributeError) as error:
-        raise UnsupportedModel(f"vLLM cannot load {settings.model.name}: {error}") from error
+        raise UnsupportedModel(f"vLLM cannot load {name}: {error}") from error
 
 
 class _Tallies:
     """Tells of phases one after the other, each counted by itself. `total` is of the checkpoint."""
 
     def __init__(self, reporter: Reporter, total: int) -> None:
-        self.total = total
+        self._total = total
         self._reporter = reporter
         self._phase = ""
         self._tally = Tally(reporter, "", 0)
@@ -224,7 +225,7 @@ class _Tallies:
         """So many bytes more of `phase` are done."""
         if phase != self._phase:
             self._phase = phase
-            self._tally = Tally(self._reporter, phase, self.total if phase == "loading" else 0)
+            self._tally = Tally(self._reporter, phase, self._total if phase == "loading" else 0)
         self._tally(nbytes)
 
 

@@ -113,7 +113,8 @@ def _place(found: Found, runs: list[_Run], places: dict[int, int]) -> int:
     tensor = found.tensor
     if tensor.layout is not torch.strided or tensor.dtype not in _CODES:
         raise UnsupportedModel(
-            f"{found.name}: a tensor of {tensor.dtype} ({tensor.layout}) cannot be shared"
+            f"{found.name}: a tensor of {tensor.dtype} ({tensor.layout}) cannot be shared, only "
+            "dense ones of a dtype that safetensors has: load this model without preloadd"
         )
     if tensor.is_conj() or tensor.is_neg():
         raise UnsupportedModel(f"{found.name} is conjugated or negated when it is read only")

@@ -39,6 +39,7 @@ class _Found(msgspec.Struct, frozen=True, omit_defaults=True):
     dp_rank: int = 0
     rank: int = 0
     why_not: str = ""
+    untuned: bool = False
     identity: dict[str, str] = {}
 
 
@@ -64,7 +65,11 @@ def taken(theirs: Manifest, config: VllmConfig, engine_args: Sequence[str]) -> A
     try:
         found = _read(theirs)
         identity = _identity(config, found.config_hash, found.ranks, engine_args)
-        found = msgspec.structs.replace(found, identity=identity if found.identity else {})
+        found = msgspec.structs.replace(
+            found,
+            identity=identity if found.identity else {},
+            untuned=bool(tuning.never_tunes(config)),
+        )
     except Exception as error:
         log.warning("what the peer says of warming up is of no use", exc_info=True)
         found = _Found(why_not=f"the peer does not say which tables there are: {_told(error)}")
@@ -102,7 +107,8 @@ def _found(
     identity = _identity(config, config_hash, ranks, engine_args)
     own = ranks[placement.rank]
     why_not = tuning.untuned(config, placement)
-    return _Found(config_hash, ranks, own[0], own[1], why_not, identity)
+    never = bool(tuning.never_tunes(config))
+    return _Found(config_hash, ranks, own[0], own[1], why_not, never, identity)
 
 
 def _identity(

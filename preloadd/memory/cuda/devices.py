@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 
-from preloadd.domain.devices import VISIBLE, Device, Probe
+from preloadd.domain.devices import VISIBLE, Device, Probe, minor_in
 from preloadd.domain.settings import Memory
 from preloadd.errors import DeviceFailed, NoSuchDevice
 from preloadd.memory.cuda import nvml
@@ -38,7 +38,7 @@ def probe(environ: Mapping[str, str], root: Path = Path("/")) -> Probe:
 def _device(cu: ModuleType, number: int, root: Path) -> Device:
     device = identify(cu, number)
     pci = _pci(cu, number)
-    minor = _minor(root, pci)
+    minor = minor_in(_read(root / f"proc/driver/nvidia/gpus/{pci}/information"))
     return Device(
         id=device,
         name=name_of(cu, number),
@@ -55,13 +55,6 @@ def _pci(cu: ModuleType, number: int) -> str:
     """The address on the bus, written as the kernel does: 0000:1b:00.0."""
     raw: bytes = value(cu, f"asking GPU {number} where it is", cu.cuDeviceGetPCIBusId, 32, number)
     return raw.partition(b"\0")[0].decode().lower()
-
-
-def _minor(root: Path, pci: str) -> int:
-    """The number of the GPU's node as the kernel module tells it; -1 if it does not."""
-    text = _read(root / f"proc/driver/nvidia/gpus/{pci}/information")
-    found = re.search(r"^Device Minor:\s*(\d+)", text, re.MULTILINE)
-    return int(found[1]) if found else -1
 
 
 def _version(root: Path) -> str:

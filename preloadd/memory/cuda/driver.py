@@ -96,7 +96,10 @@ def open_ordinal(number: int) -> CudaDriver:
     """The device that this process, and a framework in it, calls by this number; NoSuchDevice."""
     cu = bindings()
     if number not in numbers(cu):
-        raise NoSuchDevice(f"there is no GPU {number} here, only {len(numbers(cu))}")
+        raise NoSuchDevice(
+            f"there is no GPU {number} here, only {len(numbers(cu))}: they are counted from 0, and "
+            f"{VISIBLE} may hide some"
+        )
     return CudaDriver(cu, number, identify(cu, number))
 
 
@@ -133,8 +136,8 @@ def sharing_problem(cu: ModuleType, number: int) -> str:
     for wanted, what in ((vmm, "virtual memory management"), (fds, "memory behind descriptors")):
         if not value(cu, f"asking GPU {number}", cu.cuDeviceGetAttribute, wanted, number):
             return (
-                f"this GPU or its driver does not support {what} (vGPU, WSL or a driver before "
-                "450): use another driver, or host memory (memory = host)"
+                f"this GPU or its driver does not support {what} (as with WSL and some vGPUs): use "
+                "another driver, or host memory (memory = host)"
             )
     return ""
 
@@ -188,7 +191,8 @@ class CudaDriver:
         self._writable = _access(
             cu, number, cu.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
         )
-        (self._context,) = self._ask("opening it", cu.cuDevicePrimaryCtxRetain, number)
+        retain = cu.cuDevicePrimaryCtxRetain
+        (self._context,) = self._ask("opening it", retain, number, wanted=0, room=self._full)
         self._current = _Current(self)
 
     @property
@@ -227,7 +231,16 @@ class CudaDriver:
     def room(self) -> tuple[int, str]:
         """Bytes free now; the text says who has the rest, as far as NVML tells."""
         free, total = self._ask("asking for its free memory", self._cu.cuMemGetInfo)
-        return free, f"{self._device} ({self._name}){nvml.shares(self._device, total - free)}"
+        return free, self._used(total - free)
+
+    def _full(self) -> tuple[int, str]:
+        """The same of a device with so little free that it has no room for a context to ask in."""
+        doing, call = "asking for its size", self._cu.cuDeviceTotalMem
+        (total,) = self._ask(doing, call, self._number)
+        return 0, self._used(total)
+
+    def _used(self, nbytes: int) -> str:
+        return f"{self._device} ({self._name}){nvml.shares(self._device, nbytes)}"
 
     def create(self, nbytes: int) -> int:
         """Allocate memory that can be exported."""
@@ -249,7 +262,7 @@ class CudaDriver:
         """A handle of an exported chunk; DamagedManifest if the driver knows no such memory."""
         call = self._cu.cuMemImportFromShareableHandle
         (handle,) = self._ask(
-            "importing a chunk", call, fd, self._fd_type, opens=True, foreign=True
+            "importing a chunk", call, fd, self._fd_type, wanted=0, opens=True, foreign=True
         )
         return int(handle)
 
@@ -269,7 +282,7 @@ class CudaDriver:
     def reserve(self, nbytes: int, *, foreign: bool = False) -> int:
         """Addresses without memory, where the driver likes."""
         doing, call = f"reserving {nbytes:,} bytes of addresses", self._cu.cuMemAddressReserve
-        (address,) = self._ask(doing, call, nbytes, 0, 0, 0, wanted=nbytes, foreign=foreign)
+        (address,) = self._ask(doing, call, nbytes, 0, 0, 0, wanted=0, foreign=foreign)
         return int(address)
 
     def free(self, address: int, nbytes: int) -> None:
@@ -279,7 +292,7 @@ class CudaDriver:
     def map(self, address: int, nbytes: int, handle: int, *, foreign: bool = False) -> None:
         """Map from the start of a chunk; DamagedManifest if a foreign one has fewer bytes."""
         doing, call = f"mapping a chunk as {nbytes} bytes", self._cu.cuMemMap
-        self._ask(doing, call, address, nbytes, 0, handle, 0, wanted=nbytes, foreign=foreign)
+        self._ask(doing, call, address, nbytes, 0, handle, 0, wanted=0, foreign=foreign)
 
     def unmap(self, address: int, nbytes: int) -> None:
         """Take back one `map`."""
@@ -289,11 +302,12 @@ class CudaDriver:
         """Access for this device alone: each more would cost every attachment as much again."""
         access = self._writable if writable else self._readable
         call = self._cu.cuMemSetAccess
-        self._ask("setting access", call, address, nbytes, access, 1, wanted=nbytes)
+        self._ask("setting access", call, address, nbytes, access, 1, wanted=0)
 
     def clear(self, address: int, nbytes: int) -> None:
         """Zeros, all there when this returns, whatever queue writes next."""
-        self._ask("clearing a chunk", self._cu.cuMemsetD32Async, address, 0, nbytes // 4, 0)
+        call = self._cu.cuMemsetD32Async
+        self._ask("clearing a chunk", call, address, 0, nbytes // 4, 0, wanted=0)
         self.wait(0)
 
     def synchronize(self) -> None:
@@ -329,7 +343,7 @@ class CudaDriver:
     def open_queue(self) -> int:
         """A stream that does not wait for the default one."""
         flags = self._cu.CUstream_flags.CU_STREAM_NON_BLOCKING
-        (queue,) = self._ask("opening a stream", self._cu.cuStreamCreate, flags)
+        (queue,) = self._ask("opening a stream", self._cu.cuStreamCreate, flags, wanted=0)
         return int(queue)
 
     def close_queue(self, queue: int) -> None:
@@ -369,7 +383,7 @@ class CudaDriver:
         doing: str,
         call: _Call,
         *arguments: object,
-        wanted: int = 0,
+        wanted: int | None = None,
         room: Room | None = None,
         foreign: bool = False,
         opens: bool = False,

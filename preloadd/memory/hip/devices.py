@@ -11,7 +11,7 @@ from preloadd.domain.devices import Device, Probe
 from preloadd.domain.settings import Memory
 from preloadd.errors import DeviceFailed, NoSuchDevice
 from preloadd.memory.hip.driver import (
-    VISIBLE,
+    HIDING,
     granularity,
     identify,
     initialised,
@@ -19,7 +19,7 @@ from preloadd.memory.hip.driver import (
     numbers,
     require,
 )
-from preloadd.memory.visible import hint
+from preloadd.memory.visible import hints
 
 NODE = "dev/kfd"
 """The device of AMD's driver, below the root."""
@@ -29,7 +29,7 @@ _NO_VMM = "this GPU or its driver does not support virtual memory management: up
 
 def probe(environ: Mapping[str, str], root: Path = Path("/"), library: Path | None = None) -> Probe:
     """What is to be seen here; never raises for what is not. `root` is where /sys, /dev are."""
-    hides = hint(VISIBLE, environ)
+    hides = hints(HIDING, environ)
     version = _version(root)
     try:
         hip = initialised(library)

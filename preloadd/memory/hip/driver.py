@@ -20,9 +20,11 @@ from preloadd.memory.api import Rows
 from preloadd.memory.hip import binding as b
 from preloadd.memory.pinned import Pinned
 from preloadd.memory.status import DEINITIALIZED, HINT, Room, meaning_of, require_descriptor
-from preloadd.memory.visible import hint
+from preloadd.memory.visible import hints
 
-VISIBLE = "HIP_VISIBLE_DEVICES"
+HIDING = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+"""The variables that say which AMD GPUs a process sees; numbers in the second count what the first
+leaves."""
 
 
 def open_device(
@@ -37,7 +39,7 @@ def open_device(
             return HipDriver(hip, number, device)
         seen.append(found)
     told = f"only {', '.join(seen)}" if seen else "nor any other"
-    hides = hint(VISIBLE, environ)
+    hides = hints(HIDING, environ)
     hidden = f" ({hides})" if hides else ""
     raise NoSuchDevice(f"{device} is not to be seen here, {told}{hidden}")
 
@@ -46,7 +48,10 @@ def open_ordinal(number: int, library: Path | None = None) -> HipDriver:
     """The device that this process, and a framework in it, calls by this number; NoSuchDevice."""
     hip = initialised(library)
     if number not in numbers(hip):
-        raise NoSuchDevice(f"there is no GPU {number} here, only {len(numbers(hip))}")
+        raise NoSuchDevice(
+            f"there is no GPU {number} here, only {len(numbers(hip))}: they are counted from 0, "
+            f"and {' or '.join(HIDING)} may hide some"
+        )
     return HipDriver(hip, number, identify(hip, number))
 
 
@@ -57,7 +62,7 @@ def initialised(library: Path | None = None) -> ctypes.CDLL:
     if status:
         raise NoSuchDevice(
             f"no AMD GPU can be used, {_words(hip, status)}: is the kernel's driver loaded, may "
-            f"this user open /dev/kfd and /dev/dri/render*, and does {VISIBLE} hide it?"
+            f"this user open /dev/kfd and /dev/dri/render*, and does {' or '.join(HIDING)} hide it?"
         )
     return hip
 
@@ -161,7 +166,7 @@ class HipDriver:
         handle, theirs = c_void_p(), c_int(fd)
         given = fd if self._fds_by_value else byref(theirs)
         status = self._hip.hipMemImportFromShareableHandle(byref(handle), given, b.HANDLE_FD)
-        self._done("importing a chunk", status, foreign=True, opens=True)
+        self._done("importing a chunk", status, wanted=0, foreign=True, opens=True)
         return handle.value or 0
 
     def require_home(self, handle: int) -> None:
@@ -175,7 +180,7 @@ class HipDriver:
         """Addresses without memory, where the driver likes."""
         address, doing = c_void_p(), f"reserving {nbytes:,} bytes of addresses"
         status = self._hip.hipMemAddressReserve(byref(address), nbytes, 0, None, 0)
-        self._done(doing, status, wanted=nbytes, foreign=foreign)
+        self._done(doing, status, wanted=0, foreign=foreign)
         return address.value or 0
 
     def free(self, address: int, nbytes: int) -> None:
@@ -185,7 +190,7 @@ class HipDriver:
     def map(self, address: int, nbytes: int, handle: int, *, foreign: bool = False) -> None:
         """Map from the start of a chunk; DamagedManifest if a foreign one has fewer bytes."""
         status = self._hip.hipMemMap(address, nbytes, 0, handle, 0)
-        self._done(f"mapping a chunk as {nbytes} bytes", status, wanted=nbytes, foreign=foreign)
+        self._done(f"mapping a chunk as {nbytes} bytes", status, wanted=0, foreign=foreign)
 
     def unmap(self, address: int, nbytes: int) -> None:
         """Take back one `map`."""
@@ -196,12 +201,12 @@ class HipDriver:
         flags = b.ACCESS_READ_WRITE if writable else b.ACCESS_READ
         access = b.access(self._number, flags)
         status = self._hip.hipMemSetAccess(address, nbytes, access, 1)
-        self._done("setting access", status, wanted=nbytes)
+        self._done("setting access", status, wanted=0)
 
     def clear(self, address: int, nbytes: int) -> None:
         """Zeros, all there when this returns, whatever queue writes next."""
         status = self._hip.hipMemsetD32Async(address, 0, nbytes // 4, None)
-        self._done("clearing a chunk", status)
+        self._done("clearing a chunk", status, wanted=0)
         self.wait(0)
 
     def synchronize(self) -> None:
@@ -228,7 +233,7 @@ class HipDriver:
         """A stream that does not wait for the default one."""
         queue = c_void_p()
         status = self._hip.hipStreamCreateWithFlags(byref(queue), b.STREAM_NON_BLOCKING)
-        self._done("opening a stream", status)
+        self._done("opening a stream", status, wanted=0)
         return queue.value or 0
 
     def close_queue(self, queue: int) -> None:
@@ -268,7 +273,7 @@ class HipDriver:
         doing: str,
         status: int,
         *,
-        wanted: int = 0,
+        wanted: int | None = None,
         room: Room | None = None,
         foreign: bool = False,
         opens: bool = False,

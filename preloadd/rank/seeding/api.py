@@ -8,10 +8,9 @@ import socket
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Protocol, TypeVar
 
-import anyio
-
 from preloadd.rank.generation import Generation
 from preloadd.transport.aio import Link
+from preloadd.transport.tcp import Port
 from preloadd.warmup.seeding.kinds import Kind, Seeded, Wanted
 
 T = TypeVar("T")
@@ -38,8 +37,7 @@ class Stream(Protocol):
 class Answering(Protocol):
     """What answers others: see `listener.Listener`."""
 
-    fault: str
-    tried: anyio.Event
+    port: Port
 
     async def serve(self) -> None:
         """Listen until cancelled."""

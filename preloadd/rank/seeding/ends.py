@@ -16,11 +16,12 @@ from preloadd.errors import ConfigError, PreloadError
 from preloadd.rank.seeding import taking
 from preloadd.rank.seeding.api import Stream
 from preloadd.rank.seeding.client import fetch
-from preloadd.rank.seeding.fresh import Disk, Fresh
+from preloadd.rank.seeding.fresh import Fresh, ask
 from preloadd.rank.seeding.listener import Listener
 from preloadd.rank.seeding.secrets import admission, own_token, require_tokens
 from preloadd.transport.aio import Link
 from preloadd.transport.certificates import asking, listening, require_usable
+from preloadd.transport.threads import Threads
 from preloadd.warmup.seeding.kinds import Kind, Outcome, Seeded, Wanted
 
 log = logging.getLogger(__name__)
@@ -51,7 +52,7 @@ class Ends:
         self._environ = environ
         self._passed = tuple(passed)
         self._wall = wall
-        self._disk = Disk("the disk that the token and the files for TLS are on")
+        self._disk = Threads("the disk that the token and the files for TLS are on")
 
     def require(self) -> None:
         """ConfigError, InsecurePath or ReadFailed if it could not work: tokens, files for TLS."""
@@ -78,7 +79,7 @@ class Ends:
             return Seeded(Outcome.MISSING, "there is no source")
         seconds = self._seeding.within if within is None else within
         try:
-            token, context = await self._disk.ask(self._shown, within=min(seconds, OWN_S))
+            token, context = await ask(self._disk, self._shown, within=min(seconds, OWN_S))
         except PreloadError as error:
             return Seeded(Outcome.REFUSED, str(error))
         return await fetch(source, wanted, token, within=seconds, tls=context)
@@ -87,7 +88,7 @@ class Ends:
         """Answer a loader that asks for streams to the source, until it hangs up."""
         source = self._seeding.source
         try:
-            token = await self._disk.ask(self._token, within=OWN_S)
+            token = await ask(self._disk, self._token, within=OWN_S)
         except PreloadError as error:
             log.warning("no weights are asked for: %s", error)
             return

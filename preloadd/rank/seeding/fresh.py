@@ -26,22 +26,13 @@ LOOK_S = 1.0
 """Seconds for a look at files: all who come meanwhile wait for it."""
 
 
-class Disk:
-    """What files are on, asked beside the event loop. `what` is its name in errors."""
-
-    def __init__(self, what: str) -> None:
-        self._what = what
-        self._threads = Threads(what)
-
-    async def ask(self, work: Callable[[], T], *, within: float) -> T:
-        """What blocking `work` returns, or raises; ReadFailed for an OSError, and if there is
-        neither `within` so many seconds."""
-        with anyio.move_on_after(within):
-            try:
-                return await self._threads.run(work)
-            except OSError as error:
-                raise ReadFailed(str(error)) from error
-        raise ReadFailed(f"{self._what} did not answer within {within:g} s: see to it")
+async def ask(disk: Threads, work: Callable[[], T], *, within: float) -> T:
+    """What `work` on a disk returns, or raises; ReadFailed for an OSError, and if it does neither
+    `within` so many seconds."""
+    try:
+        return await disk.run(work, within=within)
+    except OSError as error:
+        raise ReadFailed(str(error)) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +62,7 @@ class Fresh(Generic[T]):
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._disk = Disk(disk)
+        self._disk = Threads(disk)
         self._files = tuple(files)
         self._make = make
         self._clock = clock
@@ -100,7 +91,7 @@ class Fresh(Generic[T]):
         try:
             # Whoever asks may be hung up on: that is no sign that the disk does not answer.
             with anyio.CancelScope(shield=True):
-                found = await self._disk.ask(partial(self._look, self._found), within=LOOK_S)
+                found = await ask(self._disk, partial(self._look, self._found), within=LOOK_S)
         except ReadFailed as error:
             found = _Failed(None, self._clock() + AGAIN_S, error)
         return found

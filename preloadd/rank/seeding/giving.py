@@ -191,7 +191,6 @@ class _Sender:
                     argv,
                     environ=environ,
                     fds=[(LINK, theirs.fileno())],
-                    new_group=True,
                     parent_death_signal=signal.SIGKILL,
                 )
             undo.pop_all()

@@ -12,13 +12,14 @@ import resource
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
 import anyio
 from anyio.abc import TaskGroup
 
+from preloadd.domain.endpoint import Endpoint
 from preloadd.domain.meeting import is_one_host
 from preloadd.domain.seeding import EVERYWHERE
 from preloadd.errors import PreloadError, ProtocolViolation
@@ -50,14 +51,9 @@ PAUSE_S = 0.005
 _BACKLOG = 4096
 """Connections that the kernel keeps for later. One that it drops is tried again after a second."""
 
-_AT_ONCE = 8
-"""Accepted at a time: far fewer than an address may have, so that who asks at once is heard."""
-
 _ANSWERS = 16
 _ANSWERS_EACH = 4
 _WAITING_EACH = 32
-_SHORT_S = 0.1
-_AGAIN_S = 1.0
 _FAREWELL_S = 1.0
 _QUIET_S = 60.0
 _NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
@@ -76,7 +72,6 @@ class Listener:
     """Answers with `kinds` whoever has a token that is good. `serve` it once.
 
     With `tls`, which gives the context for a connection, it is with those alone who speak that.
-    `fault` says why there is no port; '' if there is one, or none was tried yet (`tried`).
     """
 
     def __init__(
@@ -89,9 +84,8 @@ class Listener:
         streams: Iterable[Stream] = (),
         tls: Callable[[], Awaitable[ssl.SSLContext]] | None = None,
     ) -> None:
-        self.fault = ""
-        self.tried = anyio.Event()
-        self._host, self._port = host, port
+        self.port = tcp.Port(self._listen, self._why)
+        self._place = Endpoint(host, port)
         self._kinds = {kind.name: kind for kind in kinds}
         self._streams = {stream.name: stream for stream in streams}
         self._admits = admits
@@ -105,66 +99,34 @@ class Listener:
         self._quiet_until: dict[str, float] = {}
 
     async def serve(self) -> None:
-        """Listen until cancelled, and try again for as long as that is not possible."""
-        while True:
-            try:
-                listeners = await tcp.listen(self._host, self._port, _BACKLOG)
-            except OSError as error:
-                self._no_port(error)
-                await anyio.sleep(_AGAIN_S)
-                continue
-            self.fault = ""
-            self.tried.set()
-            self._say_where()
-            with ExitStack() as undo:
-                for listener in listeners:
-                    undo.callback(listener.close)
-                async with anyio.create_task_group() as tasks:
-                    for listener in listeners:
-                        tasks.start_soon(self._accept, listener, tasks)
+        """Answer whoever comes, until cancelled."""
+        async with anyio.create_task_group() as tasks:
+            await self.port.serve(partial(self._welcome, tasks), "a peer")
 
-    def _say_where(self) -> None:
-        log.info("others are seeded at %s:%d", self._host, self._port)
-        if self._tls is None and (self._host in EVERYWHERE or not is_one_host(self._host)):
+    async def _listen(self) -> list[socket.socket]:
+        host = self._place.host
+        listeners = await tcp.listen(host, self._place.port, _BACKLOG)
+        log.info("others are seeded at %s", self._place)
+        if self._tls is None and (host in EVERYWHERE or not is_one_host(host)):
             log.warning(
-                "others are seeded at %s:%d without TLS: tokens and what is fetched can be read on "
+                "others are seeded at %s without TLS: tokens and what is fetched can be read on "
                 "the way; let only trusted hosts reach it, or give tls_cert",
-                self._host,
-                self._port,
+                self._place,
             )
+        return listeners
 
-    def _no_port(self, error: OSError) -> None:
-        remedy = f"see `ss -ltnp 'sport = :{self._port}'` for who has the port"
+    def _why(self, error: OSError) -> str:
+        """Why others cannot be seeded, and what to do."""
+        remedy = f"see `ss -ltnp 'sport = :{self._place.port}'` for who has the port"
         if isinstance(error, socket.gaierror) or error.errno in _NOT_HERE:
             remedy = (
-                f"{self._host} is no address of this host: correct listen_host, or "
+                f"{self._place.host} is no address of this host: correct listen_host, or "
                 "--seed-listen-host"
             )
-        fault = (
-            f"others cannot be seeded at {self._host}:{self._port}: {error.strerror or error}; "
-            f"{remedy}"
-        )
-        if fault != self.fault:
-            log.warning("%s", fault)
-        self.fault = fault
-        self.tried.set()
+        return f"others cannot be seeded at {self._place}: {error.strerror or error}; {remedy}"
 
-    async def _accept(self, listener: socket.socket, tasks: TaskGroup) -> None:
-        while True:
-            await anyio.wait_readable(listener)
-            try:
-                # Several at once: an honest peer is behind all others that are waiting.
-                for _ in range(_AT_ONCE):
-                    sock, (host, *_) = listener.accept()
-                    self._welcome(sock, of_one_peer(host), tasks)
-            except (BlockingIOError, ConnectionError):
-                continue
-            except OSError as error:
-                # The listener stays readable all the while.
-                self._say_once("", "accepting a peer: %s", error.strerror)
-                await anyio.sleep(_SHORT_S)
-
-    def _welcome(self, sock: socket.socket, address: str, tasks: TaskGroup) -> None:
+    def _welcome(self, tasks: TaskGroup, sock: socket.socket, whence: tuple[str, int]) -> None:
+        address = of_one_peer(whence[0])
         self._numbers += 1
         leaving = self._crowd.arrived(self._numbers, address)
         if leaving is not None:
@@ -268,9 +230,8 @@ class Listener:
         if kind is None:
             return m.failed(m.UNSUPPORTED)
         try:
-            with anyio.fail_after(RESOLVE_S):
-                find = partial(kind.resolve, request.fields)
-                payload = await self._threads[kind.name].run(find)
+            find = partial(kind.resolve, request.fields)
+            payload = await self._threads[kind.name].run(find, within=RESOLVE_S)
         except TimeoutError:
             log.warning("what %s asks for was not found within %g s", address, RESOLVE_S)
             return m.failed("it was not found in time")

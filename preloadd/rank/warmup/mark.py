@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import logging
-import os
 from pathlib import Path
 
 from preloadd.domain.lines import one_line
 from preloadd.errors import PreloadError
-from preloadd.linux.plain import open_file
 from preloadd.rank import record
 
 log = logging.getLogger(__name__)
@@ -43,9 +41,7 @@ class Mark:
     def left(self) -> str | None:
         """What an earlier life has left: None where its weights are warm."""
         try:
-            with open_file(self._path) as fd:
-                return one_line(os.read(fd.fileno(), _MAX_NBYTES).decode(errors="replace"))
-        except FileNotFoundError:
-            return None
+            found = record.left(self._path)
         except (PreloadError, OSError) as error:
             return f"it is not known whether these weights are warm: {one_line(error)}"
+        return None if found is None else one_line(found[:_MAX_NBYTES].decode(errors="replace"))

@@ -57,6 +57,11 @@ class Place:
         """What is on the disk of a table; InsecurePath, OSError."""
         return folder.stored(self.root, self.config_hash, name)
 
+    def all_stored(self) -> Mapping[TableName, bytes]:
+        """What there is of all of them, in the order of ranks; InsecurePath, OSError."""
+        found = {name: self.stored(name) for name in self.names}
+        return {name: raw for name, raw in found.items() if raw is not None}
+
     def wanted(self, name: TableName) -> TableWanted:
         """One of the tables, as a peer is asked for it."""
         return TableWanted(self.config_hash, name, self.metadata)

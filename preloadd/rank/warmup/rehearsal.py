@@ -11,10 +11,9 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from pathlib import Path
 from typing import Self
 
 import anyio
@@ -27,24 +26,17 @@ from preloadd.protocol.messages import Progress
 from preloadd.rank.device import with_all
 from preloadd.rank.fellows import Fellows
 from preloadd.rank.gate import Gate
-from preloadd.rank.loading import tell_on
-from preloadd.rank.service import Service
 from preloadd.rank.warmup.caches import Caches, Listing
-from preloadd.rank.warmup.engine import OnProgress, RehearsalEngine, cancel_at_the_end
-from preloadd.rank.warmup.mark import Mark
+from preloadd.rank.warmup.rehearsal_engine import OnProgress, RehearsalEngine, cancel_at_the_end
 from preloadd.transport.threads import Threads
 
 log = logging.getLogger(__name__)
 
 MODULE = "preloadd.loader.vllm.rehearse"
 
-"""Name of the file beside a rank's socket that is there while its weights are not warmed up. In it
-is how that came, for its next life to tell; nothing where it was cut off."""
-
 _LEFT_S = 2.0
 _LIST_S = 10.0
 _MAX_WHY = 500
-_MAX_TOLD = 600
 _POLL_S = 0.01
 _TELL_EVERY_S = 5.0
 _SPECULATION = "--speculative-config"
@@ -53,7 +45,6 @@ _LEAST = "--optimization-level=0"
 _MORE = ("--compilation-config", "--kernel-config", "--enable-flashinfer-autotune")
 """What may ask for more than the lowest level does, which neither compiles nor tunes."""
 _UNTUNED = "--no-enable-flashinfer-autotune"
-_LOOKING = Progress(phase="looking for what others have warmed up")
 _WAITING = Progress(phase="waiting for the other ranks to warm up with")
 
 
@@ -74,6 +65,15 @@ class Rehearsed:
     seconds: float
     why: str = ""
     made: Listing | None = None
+
+    @classmethod
+    def of(cls, gate: Gate, why: str, started: float, made: Listing | None = None) -> Self:
+        """One that began when the loop's clock said `started`, and ends now; done if there is no
+        `why`, and that of the gate if that is to be opened."""
+        outcome = Outcome.FAILED if why else Outcome.DONE
+        if gate.ending.is_set():
+            outcome, why = Outcome.ENDED, gate.why
+        return cls(outcome, anyio.current_time() - started, one_line(why)[:_MAX_WHY], made)
 
     def __str__(self) -> str:
         took = f"in {self.seconds:.1f} s"
@@ -184,132 +184,27 @@ class Rehearsal:
                 await anyio.sleep(_POLL_S)
         after = await self._listed()
         made = None if before is None or after is None else after.since(before)
-        return _rehearsed(gate, why, started, made)
+        return Rehearsed.of(gate, why, started, made)
 
     async def _listed(self) -> Listing | None:
         """What is in the folders where engines leave something; None if they do not answer."""
         try:
-            with anyio.fail_after(_LIST_S):
-                return await self.threads.run(self.caches.listing)
-        except TimeoutError:
-            log.warning("what engines have left is not listed within %g s", _LIST_S)
+            return await self.threads.run(self.caches.listing, within=_LIST_S)
         except OSError as error:
             log.warning("what engines have left cannot be listed: %s", error)
         return None
 
 
-class WarmUp:
-    """The warm-up of one rank as its daemon has it; nothing to do without a `rehearsal`.
-
-    `begin` before a load, then `finish` once others can connect, or `give_up`; or `adopted`.
-    """
-
-    def __init__(
-        self,
-        rehearsal: Rehearsal | None,
-        settings: RankSettings,
-        service: Service,
-        fellows: Fellows,
-    ) -> None:
-        self._rehearsal = rehearsal
-        self._settings = settings
-        self._service = service
-        self._fellows = fellows
-        self._gate: Gate | None = None
-        self._line = ""
-        self._mark = Mark(Path(settings.socket_dir, settings.instance))
-
-    def begin(self) -> None:
-        """Weights are to be loaded: nobody gets them before they are warm."""
-        if self._rehearsal is None:
-            self._mark.clear()
-            return
-        self._line, self._gate = "", self._service.close_gate()
-        self._mark.begin()
-
-    def give_up(self) -> None:
-        """There are no weights to warm up."""
-        self._gate = None
-        self._service.open_gate()
-
-    def adopted(self) -> None:
-        """Weights of an earlier life are served at once, as warm as that has left them."""
-        if self._rehearsal is not None and (left := self._mark.left()) is not None:
-            self._line = left[:_MAX_TOLD] or _cut_off(self._settings.group)
-            log.warning("%s", self._line)
-
-    async def finish(
-        self, needless: Callable[[], Awaitable[bool]], on_progress: OnProgress
-    ) -> Rehearsed | None:
-        """Rehearse, unless that is `needless`, since what it would make was had elsewhere. None if
-        it was, or if there was nothing to do. The gate is open afterwards."""
-        gate, self._gate = self._gate, None
-        if self._rehearsal is None or gate is None:
-            return None
-        try:
-            done = await self._finished(self._rehearsal, gate, needless, on_progress)
-        finally:
-            self._service.open_gate()
-        self._line = "" if done is None else str(done)
-        if done is None or done.outcome is Outcome.DONE:
-            self._mark.clear()
-        else:
-            self._mark.fail(self._line)
-        return done
-
-    async def _finished(
-        self,
-        rehearsal: Rehearsal,
-        gate: Gate,
-        needless: Callable[[], Awaitable[bool]],
-        on_progress: OnProgress,
-    ) -> Rehearsed | None:
-        started = anyio.current_time()
-        within = self._settings.warmup.deadline
-        looked = await _looked(needless, gate, on_progress, within)
-        if looked:
-            return None
-        if looked is None:
-            late = f"looking for what is there took longer than {within:g} s"
-            return _rehearsed(gate, late, started)
-        return await rehearse(
-            rehearsal,
-            self._settings,
-            self._service,
-            gate,
-            self._fellows,
-            on_progress,
-            within=started + within - anyio.current_time(),
-        )
-
-    def told(self) -> tuple[str, ...]:
-        """A line for people: how it went, or why there is none where engines of vLLM come."""
-        if self._line:
-            return (self._line,)
-        wanted = self._settings.warmup.autotune and self._settings.model.builder is Builder.VLLM
-        why = hindrance(self._settings) if wanted and self._rehearsal is None else ""
-        return (f"no engine warms up here: {why}",) if why else ()
-
-
-def _cut_off(group: str) -> str:
-    return (
-        "the warm-up of these weights was cut off as their daemon ended, and the first engine does "
-        "it, unless one has since. To have it done before one comes: "
-        f"preloadctl release {group}, then preloadctl load {group}"
-    )
-
-
 async def rehearse(
     rehearsal: Rehearsal,
     settings: RankSettings,
-    service: Service,
     gate: Gate,
     fellows: Fellows,
     on_progress: OnProgress = lambda _: None,
     *,
     within: float,
 ) -> Rehearsed:
-    """Rehearse once all ranks of the group serve, and open the gate, whatever comes.
+    """Rehearse once all ranks of the group serve, while the gate is closed.
 
     `within` seconds are all there is for both.
     """
@@ -320,28 +215,12 @@ async def rehearse(
             rehearsed = await rehearsal.run(settings, gate, on_progress, within=left)
         else:
             why = f"these ranks do not serve: {', '.join(fellows.missing)}"
-            rehearsed = _rehearsed(gate, why, started)
+            rehearsed = Rehearsed.of(gate, why, started)
     except OSError as error:
         # Descriptors or threads that are not to be had are no reason not to serve.
-        rehearsed = _rehearsed(gate, f"no engine could be started: {error}", started)
-    finally:
-        service.open_gate()
+        rehearsed = Rehearsed.of(gate, f"no engine could be started: {error}", started)
     log.log(logging.WARNING if rehearsed.why else logging.INFO, "%s", rehearsed)
     return rehearsed
-
-
-async def _looked(
-    needless: Callable[[], Awaitable[bool]], gate: Gate, on_progress: OnProgress, within: float
-) -> bool | None:
-    """Whether a rehearsal is `needless`; None if that is not known in time, or nobody may wait."""
-    found: bool | None = None
-    with anyio.move_on_after(within):
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(cancel_at_the_end, gate, tasks.cancel_scope)
-            tasks.start_soon(tell_on, on_progress, _LOOKING)
-            found = await needless()
-            tasks.cancel_scope.cancel()
-    return found
 
 
 async def _whole(fellows: Fellows, gate: Gate, within: float, on_progress: OnProgress) -> bool:
@@ -354,11 +233,3 @@ async def _whole(fellows: Fellows, gate: Gate, within: float, on_progress: OnPro
                 await fellows.whole(_TELL_EVERY_S)
             tasks.cancel_scope.cancel()
     return not fellows.missing and not gate.ending.is_set()
-
-
-def _rehearsed(gate: Gate, why: str, started: float, made: Listing | None = None) -> Rehearsed:
-    outcome = Outcome.FAILED if why else Outcome.DONE
-    if gate.ending.is_set():
-        outcome, why = Outcome.ENDED, gate.why
-    seconds, why = anyio.current_time() - started, one_line(why)[:_MAX_WHY]
-    return Rehearsed(outcome, seconds, why, made)

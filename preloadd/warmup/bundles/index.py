@@ -66,7 +66,14 @@ class Entry:
 
 def entries(root: Path) -> tuple[Entry, ...]:
     """What is known of `root`, the last one first."""
-    with suppress(FileNotFoundError, InsecurePath, Malformed, BadBundle):
+    with suppress(InsecurePath, Malformed, BadBundle):
+        return read(root)
+    return ()
+
+
+def read(root: Path) -> tuple[Entry, ...]:
+    """The same; InsecurePath, Malformed, BadBundle or OSError for what `entries` passes over."""
+    with suppress(FileNotFoundError):
         return _parsed(read_private(root / NAME, (os.geteuid(),)))
     return ()
 
@@ -148,9 +155,11 @@ def _rendered(known: Sequence[Entry]) -> bytes:
 def _parsed(raw: bytes) -> tuple[Entry, ...]:
     body = decode(raw)
     if not isinstance(body, dict) or body.get("format") != FORMAT:
-        return ()
+        raise Malformed(f"it is not of the format {FORMAT}")
     bundles = body.get("bundles")
-    return tuple(map(_entry, bundles)) if isinstance(bundles, list) else ()
+    if not isinstance(bundles, list):
+        raise Malformed("it has no list of bundles")
+    return tuple(map(_entry, bundles))
 
 
 def _entry(body: object) -> Entry:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import errno
 import os
-import secrets
 import stat
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 
 from preloadd.domain.lines import one_line
@@ -135,8 +135,7 @@ class _Folder(Owner):
             _believe(path, found, self._root)
             if found.st_size > limit:
                 raise too_long(found.st_size, limit)
-            with open(fd.fileno(), "rb", closefd=False) as file:
-                content = file.read(limit + 1)
+            content = plain.read_up_to(fd, limit + 1)
         if len(content) != found.st_size:
             raise StoreFault(f"{one_line(path)} changed while it was read")
         return content
@@ -144,17 +143,13 @@ class _Folder(Owner):
     def write(self, name: str, content: bytes) -> None:
         """Have a file of that name, if there is none, with that content."""
         path, here = self._path / name, self._fd.fileno()
-        with ExitStack() as undo, plain.naming(path):
+        share = partial(self._share, mode=0o644)
+        with plain.naming(path):
             if _is_there(name, here):
                 return
-            fresh = f".{name}.{secrets.token_hex(8)}"
-            with plain.make_file(fresh, self._fd) as fd:
-                undo.callback(_unlink, fresh, here)
-                plain.write_whole(fd, content)
-                self._share(fd, 0o644)
-                os.fsync(fd.fileno())
-            _publish(fresh, name, here)
-            os.fsync(here)
+            with plain.staged(name, self._fd, content, dress=share) as fresh:
+                _publish(fresh, name, here)
+                os.fsync(here)
 
     def _share(self, fd: OwnedFd, mode: int) -> None:
         """Open what was made to all who may use the root, whatever the mask of this process."""
@@ -181,11 +176,6 @@ def _is_there(name: str, here: int) -> bool:
         os.stat(name, dir_fd=here, follow_symlinks=False)
         return True
     return False
-
-
-def _unlink(name: str, here: int) -> None:
-    with suppress(FileNotFoundError):
-        os.unlink(name, dir_fd=here)
 
 
 def _believe(path: Path, found: os.stat_result, root: os.stat_result) -> None:

@@ -6,12 +6,12 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from preloadd.domain.lines import one_line
 from preloadd.domain.strict_json import Malformed, decode
-from preloadd.errors import ConfigError
+from preloadd.errors import ConfigError, InsecurePath
+from preloadd.linux.plain import read_file
 
 VARIABLE = "MOONCAKE_CONFIG_PATH"
 EMBEDDED = "embedded"
@@ -65,8 +65,9 @@ def read_config(environ: Mapping[str, str]) -> Config:
         raise ConfigError(f"{VARIABLE} is not set: name the file that vLLM's connector reads")
     whose = f"{VARIABLE}: {one_line(path)}"
     try:
-        with Path(path).open("rb") as file:
-            raw = file.read(_MAX_NBYTES + 1)
+        raw = read_file(path, _MAX_NBYTES + 1, follow=True)
+    except InsecurePath:
+        raise ConfigError(f"{whose} is no regular file: name one") from None
     except OSError as error:
         why = f"cannot be read ({error.strerror})"
         raise ConfigError(f"{whose} {why}: name a file that user may read") from None

@@ -197,7 +197,6 @@ class _Client(Owner):
                 environ=environ,
                 fds=[(CALLS, theirs.fileno()), (LIFE, reading.fileno())],
                 # A terminal's Ctrl-C is for whoever started it.
-                new_group=True,
                 stdout=sys.__stderr__.fileno() if sys.__stderr__ else None,
             )
             undo.pop_all()

@@ -13,15 +13,17 @@ import os
 import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 
 from preloadd.domain.files import FileIdentity
+from preloadd.domain.lines import one_line
 from preloadd.errors import InsecurePath
 from preloadd.linux.fds import OwnedFd
-from preloadd.linux.plain import open_file
+from preloadd.linux.plain import naming, open_file, open_folder, read_up_to
+from preloadd.linux.private import write_private
 
 MAX_ENTRIES = 4096
 """Files in the folder before the oldest are removed."""
@@ -84,7 +86,7 @@ class DigestCache:
             with open_file(self._path(identity)) as fd:
                 if not _is_private(os.fstat(fd.fileno())):
                     return None
-                entry = _decoder.decode(os.read(fd.fileno(), 4096))
+                entry = _decoder.decode(read_up_to(fd, 4096))
         except (OSError, InsecurePath, msgspec.MsgspecError):
             return None
         if entry.identity != identity or len(entry.digest) != _DIGEST_NBYTES:
@@ -125,17 +127,12 @@ class DigestCache:
 
     def _write(self, entry: _Entry) -> None:
         path = self._path(entry.identity)
-        fresh = path.with_suffix(".new")  # one writer at a time: the lock is held
         try:
-            with suppress(FileNotFoundError):
-                fresh.unlink()
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-            with OwnedFd(os.open(fresh, flags, 0o600)) as fd:
-                os.write(fd.fileno(), _encoder.encode(entry))
-            fresh.rename(path)
+            with open_folder(self._folder) as folder, naming(path):
+                write_private(folder, path.name, _encoder.encode(entry))
             self._prune()
-        except OSError as error:
-            log.warning("the digest was not kept as %s: %s", path, error.strerror)
+        except (OSError, InsecurePath) as error:
+            log.warning("the digest was not kept: %s", one_line(error))
 
     def _prune(self) -> None:
         entries = [entry for entry in os.scandir(self._folder) if entry.name != _LOCK]

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import errno
 import os
-import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from preloadd.domain.files import FileIdentity
-from preloadd.errors import CheckpointError, OutOfDescriptors, ReadFailed
+from preloadd.errors import CheckpointError, InsecurePath, OutOfDescriptors, ReadFailed
 from preloadd.linux.fds import OwnedFd
+from preloadd.linux.plain import open_file
 from preloadd.weights.checkpoint.identity import identify
 
 
@@ -26,16 +26,16 @@ def opened(path: Path) -> Iterator[int]:
     CheckpointError if nothing is there or it is no regular file, OutOfDescriptors at the limit,
     ReadFailed if the system refuses for another reason.
     """
-    with OwnedFd(_open(path)) as fd:
-        if not stat.S_ISREG(os.fstat(fd.fileno()).st_mode):
-            raise CheckpointError(f"{path} is not a regular file: put the model's file there")
+    with _open(path) as fd:
         yield fd.fileno()
 
 
-def _open(path: Path) -> int:
+def _open(path: Path) -> OwnedFd:
     try:
-        # Without O_NONBLOCK, opening a pipe would wait for its writer.
-        return os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        return open_file(path, follow=True)
+    except InsecurePath:
+        told = f"{path} is not a regular file: put the model's file there"
+        raise CheckpointError(told) from None
     except (FileNotFoundError, NotADirectoryError):
         raise CheckpointError(missing(path)) from None
     except OSError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes.util
 import json
 import os
@@ -12,6 +13,7 @@ import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -75,11 +77,20 @@ def environ(python: Path, **more: str) -> dict[str, str]:
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_CACHE_ROOT": str(python.parents[1] / "cache"),
         "VLLM_HOST_IP": "127.0.0.1",
+        "VLLM_RPC_BASE_PATH": _sockets(),
         # Engines side by side on few processors: threads that spin for each other are slower.
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": "1",
         **more,
     }
+
+
+@cache
+def _sockets() -> str:
+    """Where engines have their sockets, which those leave that are killed; gone at the end."""
+    folder = tempfile.TemporaryDirectory(prefix="pl-vllm-")
+    atexit.register(folder.cleanup)
+    return folder.name
 
 
 @dataclass(frozen=True)
@@ -316,4 +327,5 @@ def _builder(python: Path) -> tuple[str, ...]:
 
 def _serving(python: Path) -> dict[str, str]:
     """What a daemon's loader should have of an engine's environment: what it saw of models."""
-    return {**os.environ, "VLLM_CACHE_ROOT": str(python.parents[1] / "cache")}
+    cache_root = str(python.parents[1] / "cache")
+    return {**os.environ, "VLLM_CACHE_ROOT": cache_root, "VLLM_RPC_BASE_PATH": _sockets()}

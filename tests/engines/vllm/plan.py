@@ -177,6 +177,8 @@ def _worker(config: VllmConfig, rank: int, experts: int, layers: int) -> dict[st
         "expert": [dealt.ep_size, dealt.ep_rank],
         "experts": {how: _experts(dealt, experts, how) for how in STRATEGIES},
         "layers": get_pp_indices(layers, stage.rank_in_group, stage.world_size),
+        # Its model runners make a drafter only if `get_pp_group().is_last_rank`.
+        "draft": bool(config.speculative_config) and stage.rank_in_group == stage.world_size - 1,
     }
 
 

@@ -24,7 +24,6 @@ from preloadd.domain.settings import (
     Warmup,
 )
 from preloadd.linux import peers as kernel
-from preloadd.linux import seqpacket
 from preloadd.linux.notify import Notifier
 from preloadd.memory.host import HostKeeper
 from preloadd.rank.fellows import Fellows
@@ -35,6 +34,7 @@ from preloadd.rank.service import Service
 from preloadd.rank.session import Desk
 from preloadd.transport.aio import Limits
 from preloadd.transport.server import Server
+from tests.listening import listen
 
 SMALL = (
     *("--max-model-len=256", "--no-enable-prefix-caching"),
@@ -65,7 +65,7 @@ class Rank:
         self.path.parent.mkdir(mode=0o700, exist_ok=True)
         server = Server(self.desk.serve, kernel.peer, Limits())
         async with anyio.create_task_group() as tasks:
-            with closing(self.service), seqpacket.listen(self.path, 0o600, 8) as listener:
+            with closing(self.service), listen(self.path, 0o600, 8) as listener:
                 tasks.start_soon(self.parking.work)
                 tasks.start_soon(self.fellows.follow)
                 tasks.start_soon(server.serve, listener)

@@ -75,8 +75,13 @@ def by_loader(settings: str) -> dict[str, Any]:
         shards = list(Path(rank.model.path).glob("*.safetensors"))
         build(config, model_config, rank.model.layout, shards, lambda *_: None)
         written = described(config, placement, Role.TARGET, ())
-    told = warmable(SimpleNamespace(artifacts=(Artifact("config", "", b""), written)))
-    return msgspec.structs.asdict(told)
+        tuning.current_platform.has_device_capability = lambda _: False
+        of_older = described(config, placement, Role.TARGET, ())
+    told, older = (
+        warmable(SimpleNamespace(artifacts=(Artifact("config", "", b""), one)))
+        for one in (written, of_older)
+    )
+    return msgspec.structs.asdict(told) | {"untuned on older": older.untuned}
 
 
 if __name__ == "__main__":

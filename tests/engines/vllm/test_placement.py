@@ -83,6 +83,7 @@ def test_daemons_are_where_vllm_has_its_own(vllm, row):
     ]
     for draft in (False, True)[: 1 + row.drafts]:
         daemons = [one for one in answer["daemons"] if one["draft"] is draft]
+        # It starts drafts beside every stage. Ours are where its engines load one: see below.
         assert [[one["rank"], *one["place"]] for one in daemons] == ours
         assert [one["local"] for one in daemons] == [*range(len(node.devices))]
         assert {one["world"] for one in daemons} == {node.parallel.world}
@@ -111,6 +112,7 @@ def test_engines_look_for_what_is_there(vllm, row):
                 "expert": [seen.expert_size, seen.expert_rank],
                 "experts": {how.value: dealt(seen, how) for how in ExpertPlacement},
                 "layers": [layers_of(seen, LAYERS).start, layers_of(seen, LAYERS).stop],
+                "draft": place.rank in node.drafting,
             }
         )
     assert vllm[row.flags, row.moe, row.drafts]["engines"] == ours

@@ -170,6 +170,78 @@ def test_weights_that_cannot_be_shared_processed_are_shared_raw(zoo, group, last
         assert lasting.generate() == said
 
 
+# ---- a GPU that is too full, or lost
+
+FAULTS = """
+import os, torch
+from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
+from preloadd.memory.host import HostFiller
+
+FULL = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1024.00 GiB. GPU 0 has ...")
+LOST = torch.AcceleratorError("CUDA error: unspecified launch failure")
+load_weights = DefaultModelLoader.load_weights
+
+def register():
+    DefaultModelLoader.load_weights = loading
+    if os.environ["FAULT"] == "no room":
+        HostFiller.room = lambda self: (1000, "this test's GPU")
+
+def loading(self, *args):
+    print("loading", flush=True)
+    when = os.environ["FAULT"]
+    if when == "full as it is loaded":
+        raise FULL
+    if when == "lost as it is loaded":
+        raise LOST
+    load_weights(self, *args)
+    if when == "lost as it is described":
+        torch.Tensor.is_neg = failing(LOST)
+    if when == "full as it is stored":
+        torch.frombuffer = failing(FULL)
+
+def failing(error):
+    def fail(*args, **kwargs):
+        raise error
+    return fail
+"""
+
+
+@pytest.fixture(scope="module")
+def faulty(tmp_path_factory):
+    """Where a plugin of vLLM lies that has it meet the fault that the environment names."""
+    folder = tmp_path_factory.mktemp("faulty")
+    described = folder / "faulty-1.0.dist-info"
+    described.mkdir()
+    (folder / "faulty.py").write_text(FAULTS)
+    (described / "METADATA").write_text("Metadata-Version: 2.1\nName: faulty\nVersion: 1.0\n")
+    (described / "entry_points.txt").write_text(
+        "[vllm.general_plugins]\nfaulty = faulty:register\n"
+    )
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("fault", "status", "told"),
+    [
+        ("no room", 73, r"another [\d,]+ bytes but this test's GPU leaves 1,000, so at least"),
+        ("full as it is loaded", 73, "another 1,099,511,627,776 bytes but .* are missing"),
+        ("lost as it is loaded", 79, "CUDA error: unspecified launch failure: look .*Xid"),
+        ("lost as it is described", 79, "CUDA error: unspecified launch failure: look .*Xid"),
+        ("full as it is stored", 73, "another 1,099,511,627,776 bytes but .* are missing"),
+    ],
+)
+def test_a_gpu_that_is_full_or_lost_is_told_as_that(
+    zoo, group, faulty, monkeypatch, fault, status, told
+):
+    monkeypatch.setenv("PYTHONPATH", str(faulty))
+    monkeypatch.setenv("FAULT", fault)
+    failing = group(zoo("llama"))
+    assert failing.ended() == status
+    assert re.search(told, failing.told), failing.told
+    assert "Traceback" not in failing.told
+    assert ("loading\n" in failing.told) is (fault != "no room")
+
+
 # ---- builds that fail, and what must not be built
 
 PLUGIN = """

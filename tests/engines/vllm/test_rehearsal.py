@@ -93,11 +93,11 @@ class Rehearsing:
             self.done = await rehearse(
                 rehearsal,
                 first.settings,
-                first.service,
                 self._gate,
                 first.fellows,
                 within=first.settings.warmup.deadline,
             )
+            first.service.open_gate()
             tasks.cancel_scope.cancel()
         print(self.done, self.done.made)
 
@@ -180,7 +180,6 @@ async def test_an_engine_ends_with_its_rank(serving, zoo, vllm_python, tmp_path)
                 rehearsal.argv,
                 environ={**rehearsal.environ, "PRELOADD_REHEARSAL": gate.key},
                 fds=[(LINK, theirs.fileno())],
-                new_group=True,
                 parent_death_signal=signal.SIGTERM,
                 stdout=log.fileno(),
                 stderr=log.fileno(),
@@ -250,6 +249,7 @@ async def test_an_engine_takes_over_tables_of_its_own_configuration(
         assert asked == [told["engine"]] == [loader["config_hash"]]
         assert (loader["root"], loader["ranks"], loader["tunes"]) == (str(root), [[0, 0]], False)
         assert (tuple(loader["metadata"]), loader["why_not"]) == (FIELDS, "")
+        assert (loader["untuned"], loader["untuned on older"]) == (False, True)
         path = root / told["engine"] / str(TableName(0, 0))
         if fits:
             assert path.read_bytes() == warm["flashinfer_autotune"]("")[str(TableName(0, 0))]

@@ -78,16 +78,18 @@ class Host:
         path.write_bytes(msgspec.json.encode(Running(version, 1, settings, files=files)))
         return path
 
-    def gpus(self, *uuids: str) -> None:
-        """Have the driver tell of these GPUs."""
-        for number, uuid in enumerate(uuids):
+    def gpus(self, *uuids: str, minor: int = 0) -> None:
+        """Have the driver tell of these GPUs, with nodes from that number on."""
+        (self.root / "dev").mkdir(exist_ok=True)
+        for number, uuid in enumerate(uuids, minor):
             folder = self.root / f"proc/driver/nvidia/gpus/0000:0{number}:00.0"
             folder.mkdir(parents=True)
             (folder / "information").write_text(
                 f"Model: \t\t NVIDIA H200\nGPU UUID: \t {uuid}\nVideo BIOS: \t ??\n"
+                f"Device Minor: \t {number}\n"
             )
-        (self.root / "dev").mkdir(exist_ok=True)
-        for name in ("nvidiactl", "nvidia-uvm", *(f"nvidia{n}" for n in range(len(uuids)))):
+            (self.root / f"dev/nvidia{number}").touch()
+        for name in ("nvidiactl", "nvidia-uvm"):
             (self.root / "dev" / name).touch()
         version = self.root / "proc/driver/nvidia/version"
         version.parent.mkdir(parents=True, exist_ok=True)

@@ -1,3 +1,4 @@
+import os
 from dataclasses import replace
 
 import msgspec
@@ -125,6 +126,15 @@ def test_what_no_rank_wrote_is_not_taken_for_nothing(host):
     assert todo.drops == ()
     assert [line.split(":")[0] for line in todo.unseen] == ["CPU-1", "CPU-2"]
     assert "CPU-2/running.json: it is that of CPU-3 (run this as root)" in todo.unseen[1]
+
+
+def test_what_is_no_record_is_told_with_its_remedy(host):
+    host.group()
+    path = host.running("CPU-1")
+    path.unlink()
+    os.mkfifo(path)
+    (told,) = plan(host.world).unseen
+    assert told.endswith(f" is not known: {path} is no regular file: remove it")
 
 
 def test_faults_are_told_all_at_once(host):

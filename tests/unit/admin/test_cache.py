@@ -64,8 +64,8 @@ def test_one_is_picked_by_its_first_letters(root, fill):
     assert len(caches_in([root])) == 2
     assert pick([root], "abab").config_hash == H
     assert pick([root], OTHER).config_hash == OTHER
-    with pytest.raises(NoSuchCache, match=rf"'aba' in {root}: those there are: abab.*, abcd"):
-        pick([root], "aba")
+    with pytest.raises(NoSuchCache, match=rf"'abc0' in {root}: those there are: abab.*, abcd"):
+        pick([root], "abc0")
     with pytest.raises(NoSuchCache, match=r"any folder of vLLM's cache.*none"):
         pick([], "abab")
 
@@ -162,8 +162,7 @@ def test_prunable_are_old_named_and_not_kept(root, fill):
 def test_pruned_tables_are_gone_and_others_stay(root, fill):
     fill(root, 1, 1)
     fill(root, 1, config_hash=OTHER)
-    gone = cache.prune([pick([root], H)])
-    assert len(gone) == 2
+    cache.prune(pick([root], H))
     assert [one.config_hash for one in caches_in([root])] == [OTHER]
     assert not (root / H).exists()
 
@@ -174,7 +173,7 @@ def test_root_writes_nothing_of_others(tmp_path, root, fill):
     one = pick([root], H)
     os.chown(root / H, 1234, 1234)
     with pytest.raises(InsecurePath, match="setpriv --reuid 1234"):
-        cache.prune([one])
+        cache.prune(one)
     os.chown(tmp_path, 1234, 1234)
     for attempt in (cache.export, lambda c, t: cache.put(c, t, Existing.KEEP)):
         with pytest.raises(InsecurePath, match="setpriv --reuid 1234"):

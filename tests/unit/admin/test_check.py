@@ -26,7 +26,7 @@ def test_a_host_that_is_right(host):
     assert (model.group, model.folder, model.instances) == ("a", str(host.model), ("CPU-0",))
     weights = sum(path.stat().st_size for path in host.model.glob("*.safetensors"))
     assert model.nbytes >= weights > 0
-    assert summary(report).startswith("nothing is wrong: 1 groups, 1 ranks, ")
+    assert summary(report).startswith("nothing is wrong: 1 group, 1 rank, ")
     assert '"valid": true' in as_json(report)
 
 
@@ -316,3 +316,12 @@ def test_a_model_that_ranks_cannot_hold_between_them(host):
     assert (fault.origin, fault.key) == (str(file), "parallel")
     assert "attention heads do not divide by 3" in fault.text
     assert fault.text.endswith("(change the sizes)")
+
+
+def test_a_model_of_which_vllms_ranks_cannot_share_the_heads(host):
+    more = 'builder = "vllm"\n[parallel]\ntensor_parallel_size = 3\n'
+    file = host.group(gpus='["CPU-0", "CPU-1", "CPU-2"]', more=more)
+    (fault,) = [fault for fault in look(host).faults if fault.key == "parallel"]
+    assert fault.origin == str(file)
+    assert "attention heads do not divide by 3 tensor-parallel ranks" in fault.text
+    assert "sizes that divide them: 1, 2" in fault.text

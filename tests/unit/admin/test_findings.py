@@ -20,6 +20,23 @@ def test_table_tells_remedies_below_and_sums_up():
     assert "nothing" in as_table([])
 
 
+def test_on_a_terminal_lines_are_wrapped_below_their_text_and_paths_stay_whole():
+    path = "/a/very/long/path/that/nobody/would/want/to/see/broken"
+    table = as_table([fault("disk", f"{path} has no room", "make room, or choose another")], 40)
+    assert table.splitlines() == [
+        f"fault    disk  {path}",
+        "               has no room",
+        "               -> make room, or choose",
+        "                  another",
+        "",
+        "1 fault",
+    ]
+
+
+def test_several_are_counted_as_such():
+    assert as_table([*ALL, *ALL]).endswith("2 faults, 2 warnings, 2 notes, 2 ok\n")
+
+
 def test_what_others_say_moves_no_cursor():
     table = as_table([fault("a", "one\x1b[2J\ntwo\x07", "\x1bc")])
     assert all(map(str.isprintable, table.splitlines()))

@@ -107,8 +107,7 @@ def test_apply_does_not_take_what_it_cannot_see_for_nothing(host, systemctl, cap
     record.symlink_to(record)
     assert main(["config", "apply", "--dry-run"], host.world) == 0
     told = capsys.readouterr().err
-    assert "CPU-0: whether it would drop its weights is not known: " in told
-    assert f"{record}: Too many levels of symbolic links (run this as root)" in told
+    assert f"CPU-0: whether it would drop its weights is not known: {record} is a symbolic" in told
     assert main(["config", "apply"], host.world) == 78
     assert "--force" in capsys.readouterr().err
     assert not asked(systemctl)
@@ -128,7 +127,8 @@ def test_a_token_that_is_over_at_once_is_not_made(host, capsys, written):
 @pytest.mark.parametrize(
     ("error", "status", "told"),
     [
-        (PermissionError(13, "Permission denied", "/etc/x"), 77, "/etc/x': run this as root"),
+        (PermissionError(13, "Permission denied", "/etc/x"), 77, "/etc/x: Permission denied"),
+        (PermissionError(1, "it is refused"), 77, "it is refused: run this as root"),
         (KeyboardInterrupt(), 130, ""),
     ],
 )
@@ -209,7 +209,7 @@ def test_a_broken_group_is_no_reason_not_to_revoke(host):
 def test_wrong_command_lines(host, arguments):
     done = run(host, *arguments)
     assert done.returncode == 2
-    assert "usage: preloadd admin" in done.stderr
+    assert "usage: preloadctl" in done.stderr
 
 
 @pytest.mark.slow

@@ -58,6 +58,16 @@ def test_running_ranks_are_found_and_links_are_not_followed(host, tmp_path):
     assert host.world.running_versions() == {"CPU-0": "1.2"}
 
 
+@pytest.mark.timeout(10)
+def test_what_is_no_file_is_no_record_and_not_waited_for(host):
+    path = host.running("CPU-0")
+    path.unlink()
+    os.mkfifo(path)
+    (found,) = host.world.records().values()
+    assert str(found) == f"{path} is no regular file: remove it"
+    assert host.world.running() == []
+
+
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_running_ranks_that_this_user_cannot_see_are_not_taken_for_none(socket_dir):

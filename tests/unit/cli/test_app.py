@@ -1,6 +1,7 @@
 """Commands as an operator gives them: what is shown, what is ordered, and every exit status."""
 
 import json
+import math
 import os
 import re
 import threading
@@ -14,7 +15,7 @@ from preloadd.admin.commands import parser
 from preloadd.cli.app import _PASSED_ON
 from preloadd.domain.lifecycle import State
 from preloadd.protocol.messages import Done, Load, Refused, Release, Status
-from tests.rank_stand_in import lease
+from tests.rank_stand_in import lease, status
 
 FAST = ("--rank-timeout", "0.2")
 
@@ -300,6 +301,24 @@ def test_release_is_refused_while_nobody_knows(ctl, ranks):
     assert not any(isinstance(request, Release) for request in idle.asked)
 
 
+def test_engines_that_a_rank_does_not_name_are_counted(ctl, ranks):
+    ranks.serve("CPU-0", lease_count=3)
+    ran = ctl("release", "smol")
+    assert ran.status == 4
+    assert "nothing was released: 3 that CPU-0 does not name; end" in ran.err
+
+
+@pytest.mark.parametrize("odd", [math.nan, math.inf, -1.0, 1e308])
+def test_a_rank_that_tells_no_time_hides_no_other(ctl, ranks, odd):
+    ranks.serve("CPU-0", uptime_s=odd)
+    ranks.serve("CPU-1")
+    ran = ctl("status")
+    assert ran.status == 1
+    assert "CPU-0 is unclear: " in ran.out
+    assert "uptime_s" in ran.out
+    assert "CPU-1  serving" in ran.out
+
+
 def test_an_engine_that_came_in_between_is_no_lack_of_rights(ctl, ranks):
     rank = ranks.serve("CPU-0")
 
@@ -329,10 +348,56 @@ def test_load_that_takes_too_long(ctl, ranks):
         return Done()
 
     rank.answers[Load] = begin
-    ran = ctl("load", "smol", "--timeout", "0.1")
+    ran = ctl("load", "smol", "--timeout", "0.5")
     assert ran.status == 5
     assert "smol CPU-0: loading" in ran.err
     assert ctl("load", "smol", "--no-wait").status == 0
+
+
+def test_a_rank_that_hangs_for_a_while_is_still_waited_for(ctl, ranks):
+    rank = ranks.serve("CPU-0", state=State.RELEASED, generation="", arena_bytes=0)
+    serving = status("CPU-0")
+
+    def begin():
+        rank.told = None
+        return Done()
+
+    rank.answers[Load] = begin
+    timer = meanwhile(lambda: setattr(rank, "told", serving))
+    ran = ctl("load", "smol", *FAST)
+    timer.join()
+    assert ran.status == 0, ran
+    assert "all serve" in ran.out
+
+
+def test_a_rank_that_crashes_while_it_loads_is_still_waited_for(ctl, ranks, monkeypatch):
+    monkeypatch.setattr("preloadd.cli.weights.SETTLE_S", 0.5)
+    rank = ranks.serve("CPU-0", state=State.RELEASED, generation="", arena_bytes=0)
+
+    def begin():
+        rank.become(state=State.LOADING, done=1, total=4)
+        return Done()
+
+    def crash():
+        rank.close(tidy=False)
+        later.start()
+
+    rank.answers[Load] = begin
+    later = threading.Timer(0.2, lambda: ranks.serve("CPU-0"))
+    timer = meanwhile(crash)
+    ran = ctl("load", "smol", *FAST)
+    timer.join()
+    later.join()
+    assert ran.status == 0, ran
+    assert "all serve" in ran.out
+
+
+def test_of_a_rank_that_hangs_the_group_is_not_known(ctl, ranks):
+    ranks.hang("CPU-0")
+    ran = ctl("release", "smol", *FAST)
+    assert ran.status == 66
+    why = "there is no group smol here: the group of CPU-0 (stuck) is not known, and may be it"
+    assert why in ran.err
 
 
 def measuring(rank, state):
@@ -576,7 +641,12 @@ def test_rolling_goes_with_no_other_way(ctl, managed, wrong):
 
 
 @pytest.mark.parametrize(
-    "line", ["", "nope", "status --nope", "release", "status --rank-timeout x", "status -o xml"]
+    "line",
+    [
+        *("", "nope", "status --nope", "release", "status --rank-timeout x", "status -o xml"),
+        *(f"status --rank-timeout {odd}" for odd in ("inf", "1e300", "nan")),
+        *(f"status --watch --interval {odd}" for odd in ("inf", "nan")),
+    ],
 )
 def test_a_wrong_command_line(ctl, line):
     ran = ctl(*line.split())

@@ -27,7 +27,10 @@ def command(socket_dir, systemd):
         environ |= {"XDG_RUNTIME_DIR": "/none", "TMPDIR": "/none", "TERM": "xterm"}
         environ |= options.pop("env", {})
         return subprocess.Popen(
-            [sys.executable, *options.pop("flags", []), "-m", "preloadd.cli", *arguments],
+            [
+                *options.pop("before", []),
+                *(sys.executable, *options.pop("flags", []), "-m", "preloadd.cli", *arguments),
+            ],
             cwd=ROOT,
             env=environ,
             text=True,
@@ -81,7 +84,23 @@ def test_a_full_disk_is_told(command, ranks):
     with Path("/dev/full").open("w") as full, command("version", stdout=full) as process:
         _, err = process.communicate(timeout=20)
     assert process.returncode == 74
-    assert err == "preloadctl: [Errno 28] No space left on device\n"
+    assert err == "preloadctl: [Errno 28] No space left on device: 'standard output'\n"
+
+
+@pytest.mark.parametrize(
+    ("closed", "status", "said"),
+    [
+        (">&-", 74, "preloadctl: [Errno 9] Bad file descriptor: 'standard output'\n"),
+        ("2>&-", 0, ""),
+    ],
+)
+def test_a_stream_that_is_closed_from_the_beginning(command, ranks, closed, status, said):
+    ranks.serve("CPU-0")
+    shell = ["/bin/sh", "-c", f'exec "$@" {closed}', "sh"]
+    with command("status", "--json", before=shell) as process:
+        out, err = process.communicate(timeout=20)
+    assert (process.returncode, err) == (status, said)
+    assert bool(out) == (status == 0)
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -181,4 +200,4 @@ def test_commands_of_admin_keep_their_options(command, arguments):
     with command(*arguments) as process:
         out, err = process.communicate(timeout=20)
     assert (process.returncode, err) == (0, "")
-    assert out.startswith(f"usage: preloadd admin {' '.join(arguments[:-1])}")
+    assert out.startswith(f"usage: preloadctl {' '.join(arguments[:-1])}")

@@ -135,6 +135,7 @@ def test_a_group_that_only_other_nodes_have(ctl, ranks):
         (response(b"[]"), "does not tell of nodes"),
         (response(b"\xff"), "does not tell of nodes"),
         (response(b'{"peers": [{}]}'), "does not tell of nodes"),
+        (told(peer("node-2:9470", age_seconds=1e308)), "does not tell of nodes"),
         (response(b"", status="404 Not Found"), "404"),
         (lambda _, over: over.wait(10), "no answer within 0.2 s"),
     ],

@@ -11,6 +11,7 @@ from preloadd.cli.overview import (
     complaints,
     holders,
     overview,
+    remembering,
     select,
     with_rates,
 )
@@ -33,6 +34,7 @@ def test_groups_of_systemd_come_first_and_in_the_order_of_their_ranks():
     [
         ([RANK], {}, Exit.DONE),
         ([RANK, DOWN], {}, Exit.NOT_SERVING),
+        ([RANK, replace(RANK, divided="CPU-0 has other files")], {}, Exit.NOT_SERVING),
         ([], MANAGED, Exit.NOT_SERVING),
         ([], {}, Exit.NOTHING_THERE),
     ],
@@ -81,6 +83,20 @@ def test_holders_are_processes_not_leases():
     leases = tuple(Holder(f"e{n}", n, "copy", "") for n in range(7))
     ranks = [replace(RANK, leases=leases), replace(RANK, leases=leases)]
     assert holders(ranks, most=2) == "e0 (pid 0), e1 (pid 1) and 5 more"
+
+
+def test_holders_that_a_rank_does_not_name_are_counted():
+    named = replace(RANK, leases=(Holder("e", 5, "copy", ""),), lease_count=2)
+    silent = replace(RANK, instance="CPU-1", lease_count=3)
+    assert holders([named, silent, RANK]) == "e (pid 5), 3 that CPU-1 does not name"
+
+
+def test_a_rank_that_tells_no_group_any_more_is_still_of_the_one_that_it_told():
+    silent = replace(RANK, group="", condition=Condition.STUCK)
+    other = replace(silent, instance="CPU-2", socket="/2")
+    seen = remembering(overview([silent, other, DOWN], MANAGED), "h", {"/0"})
+    assert {group.name: len(group.ranks) for group in seen.groups} == {"g": 1, "": 1, "h": 1}
+    assert seen.groups[0].target == "preloadd-group@g.target"
 
 
 def test_rates_are_of_loads_alone():

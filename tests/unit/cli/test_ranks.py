@@ -7,9 +7,11 @@ import pytest
 from preloadd.cli.overview import Condition, Rank
 from preloadd.cli.ranks import ask_all, folders, in_parallel, places, request
 from preloadd.domain.lifecycle import State
-from preloadd.errors import ConfigError
+from preloadd.errors import ConfigError, PreloadError
 from preloadd.linux.locks import Lock
+from preloadd.linux.seqpacket import Reservation
 from preloadd.protocol.messages import Done, Release, StatusTold
+from tests.threads import threads_left
 
 GPU = "GPU-53b1d48b-de77-970d-5f91-576155feee6c"
 
@@ -48,6 +50,20 @@ def test_conditions(ranks, socket_dir):
     ]
     assert seen["CPU-1"].detail == f"process {os.getpid()} does not answer within 0.2 s"
     assert seen["CPU-3"].detail == "its socket answers as CPU-9"
+
+
+def test_a_rank_whose_socket_was_removed_is_told_from_one_that_starts(socket_dir):
+    folder = socket_dir / "CPU-0"
+    folder.mkdir()
+    with Lock.take(folder, "CPU-0"), Reservation(folder / "rank.sock", 0o600) as reserved:
+        assert look(socket_dir)["CPU-0"].condition is Condition.STARTING
+        with reserved.listen(8):
+            (folder / "rank.sock").unlink()
+            seen = look(socket_dir)["CPU-0"]
+        assert look(socket_dir)["CPU-0"].condition is Condition.STARTING
+    assert seen.condition is Condition.UNCLEAR
+    assert f"its socket {folder}/rank.sock was removed" in seen.detail
+    assert "`preloadctl restart`" in seen.detail
 
 
 def test_what_a_rank_tells_is_kept(ranks, socket_dir):
@@ -103,6 +119,11 @@ def test_a_request_and_its_answer(ranks):
 def test_answers_come_in_the_order_of_the_questions():
     assert in_parallel(lambda n: n * n, [3, 1, 2]) == [9, 1, 4]
     assert in_parallel(lambda n: n, []) == []
+
+
+def test_without_threads_nobody_is_asked():
+    with threads_left(0), pytest.raises(PreloadError, match=r"asking the ranks: .*ulimit"):
+        in_parallel(lambda n: n, [1])
 
 
 def test_a_chosen_folder_is_looked_into_whoevers_it_is(socket_dir):

@@ -1,9 +1,13 @@
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from preloadd.config import files
 from preloadd.config.files import (
     MAX_DEPTH,
     MAX_NBYTES,
@@ -67,6 +71,38 @@ def test_unreadable_things_are_told_and_never_waited_for(tmp_path):
     assert "no regular file" in fault(tmp_path / "folder.toml")
     assert fault(tmp_path / "big.toml").endswith("has 1,048,577 bytes (shorten it to 1,048,576)")
     assert "No such file" in fault(tmp_path / "gone.toml")
+
+
+SWAPPED = """
+import os, sys
+from pathlib import Path
+from preloadd.config.files import content
+
+path = Path(sys.argv[1])
+
+def swap(event, arguments):
+    if event == "open" and arguments[0] in (path, str(path)):
+        path.unlink()
+        os.mkfifo(path)
+
+sys.addaudithook(swap)
+print(content(path))
+"""
+
+
+def test_what_becomes_a_pipe_while_it_is_looked_at_is_not_waited_for(tmp_path):
+    path = tmp_path / "x.toml"
+    path.write_text("a = 1")
+    command = [sys.executable, "-c", SWAPPED, path]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    assert done.stdout == f"{path}: is no regular file (remove it, or write a file)\n"
+
+
+def test_no_more_is_read_than_a_file_may_have_whatever_its_size_was(monkeypatch):
+    monkeypatch.setattr(files, "MAX_NBYTES", 100)
+    path = Path("/proc/self/maps")
+    assert path.stat().st_size == 0
+    assert fault(path) == "has 101 bytes (shorten it to 100)"
 
 
 def test_files_are_found_in_order_without_what_editors_leave(tmp_path):

@@ -8,6 +8,7 @@ from preloadd.config.arguments import from_words
 from preloadd.config.engine import members_of
 from preloadd.config.files import Document, Fault, parse
 from preloadd.config.group import Group, claims, is_full, judge
+from preloadd.config.ports import Port, ports_of
 from preloadd.domain.nodes import launch_faults
 from preloadd.domain.placement import ExpertPlacement
 from preloadd.domain.settings import CHUNK_BYTES, Layout, Memory, Tls
@@ -100,7 +101,9 @@ def test_everything_that_can_be_said():
     assert [str(instance) for instance in found.instances] == ["CPU-3", "CPU-1", "CPU-2", "CPU-0"]
     assert found.restart.interval_s == 60
     assert found.seed.tls == Tls("/c", "/k", "/a")
-    assert list(map(str, found.listens)) == [f"0.0.0.0:{port}" for port in range(29700, 29704)]
+    assert [*ports_of(found)] == [
+        Port("seed.listen_port", "0.0.0.0", port, here=True) for port in range(29700, 29704)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -145,6 +148,16 @@ def test_everything_that_can_be_said():
         ('[seed]\ntoken_file = "/x"', "seed.token_file", "no host to listen on or ask (give one"),
         ("[seed]\nweights = true", "seed.weights", "nobody to give weights to, or to fetch"),
         ("[seed]\nwithin_s = 0", "seed.within_s", "more than 0"),
+        (
+            '[seed]\nsource_host = "n"\nsource_port = 9\nlisten_host = "n"\nlisten_port = 9',
+            "seed.source_host",
+            "this group itself is asked (give the source, as this host",
+        ),
+        (
+            "[warmup]\ntrust_bundles = true",
+            "warmup.trust_bundles",
+            "is for what vLLM compiles, and the builder is native, whose weights are not for it",
+        ),
         (
             '[seed]\nsource_host = "n"\nsource_port = 1\ntls_key = "/k"',
             "seed.tls_key",
@@ -343,10 +356,10 @@ def test_native_weights_have_no_layout():
     [
         (f'["{UUID}", "CPU-0"]', "gpus", f"devices of several kinds: {UUID}, CPU-0 ("),
         (f'["{UUID}", "{AMD}"]', "gpus", "or in that of one vendor's GPUs)"),
-        (f'["{UUID.upper()}"]', "gpus[0]", "preloadd admin config apply"),
+        (f'["{UUID.upper()}"]', "gpus[0]", "preloadctl config apply"),
         ('["MIG-53b1"]', "gpus[0]", "as `nvidia-smi -L` does"),
-        ('["GPU-53b1"]', "gpus[0]", "preloadd admin config apply"),
-        ('["all"]', "gpus[0]", "preloadd admin config apply"),
+        ('["GPU-53b1"]', "gpus[0]", "preloadctl config apply"),
+        ('["all"]', "gpus[0]", "preloadctl config apply"),
         ('["0"]', "gpus[0]", "change between boots"),
         ('["cpu-0"]', "gpus[0]", "'cpu-0' is no device"),
         ("[0]", "gpus[0]", "must be text in quotes"),
@@ -459,8 +472,10 @@ def test_a_node_launches_its_own_ranks_and_knows_where_all_meet():
     found = group(f"{NODE}node_rank = 1")
     assert (found.node.ranks, found.node.number, found.node.count) == (range(2, 4), 1, 2)
     assert [str(instance) for instance in found.instances] == ["CPU-4", "CPU-2"]
-    assert found.meetings == {"weight_cache_master_port": ("10.0.0.1", 29600)}
-    assert group(GOOD).meetings == {}
+    assert [*ports_of(found)] == [
+        Port("parallel.weight_cache_master_port", "10.0.0.1", 29600, here=False)
+    ]
+    assert not [*ports_of(group(GOOD))]
 
 
 def test_a_drop_in_says_what_is_of_this_node_alone():

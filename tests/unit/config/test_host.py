@@ -10,7 +10,7 @@ from preloadd.config.host import HostConfig, HostSettings, environment, load, su
 from preloadd.config.strict import fields_of
 from preloadd.domain.settings import Deadlines
 from preloadd.errors import ConfigError
-from tests.unit.config.conftest import GROUP
+from tests.unit.config.conftest import GROUP, SPREAD
 
 
 def faults(folder: Path, environ=None, overrides=None) -> list[str]:
@@ -228,69 +228,6 @@ def test_any_document_loads_or_is_told_with_file_and_key(write, table):
         assert fault.key
         assert fault.text.isprintable()
         assert fault.text.endswith(")")
-
-
-SPREAD = """
-gpus = ["CPU-{}"]
-model = "/srv/m"
-[parallel]
-tensor_parallel_size = 2
-nnodes = 2
-node_rank = 0
-master_addr = "10.0.0.1"
-weight_cache_master_port = {}
-"""
-
-
-def test_groups_do_not_meet_where_another_does(write):
-    folder = write(
-        {
-            "groups.d/a.toml": SPREAD.format(0, 29600),
-            "groups.d/b.toml": SPREAD.format(1, 29601),
-            "groups.d/c.toml": SPREAD.format(2, 29600),
-            "groups.d/c.toml.d/port.toml": "[parallel]\nweight_cache_master_port = 29601\n",
-        }
-    )
-    (fault,) = survey(folder, {}).faults
-    assert str(fault) == (
-        f"{folder}/groups.d/c.toml.d/port.toml: parallel.weight_cache_master_port: 29601 at "
-        f"10.0.0.1 is the port of {folder}/groups.d/b.toml (give another one)"
-    )
-
-
-def listening(port, device, host="0.0.0.0"):
-    seed = f'[seed]\nlisten_host = "{host}"\nlisten_port = {port}\n'
-    gpus = f'["{device}0", "{device}1"]'
-    return f'model = "m"\ngpus = {gpus}\n{seed}[parallel]\ntensor_parallel_size = 2\n'
-
-
-def test_groups_do_not_listen_where_another_does(write):
-    files = {"groups.d/a.toml": listening(29700, "CPU-1")}
-    folder = write({**files, "groups.d/b.toml": listening(29702, "CPU-2", "10.0.0.1")})
-    assert not survey(folder, {}).faults
-    folder = write({**files, "groups.d/b.toml": listening(29699, "CPU-2", "10.0.0.1")})
-    (fault,) = survey(folder, {}).faults
-    assert str(fault) == (
-        f"{folder}/groups.d/b.toml: seed.listen_port: gives a rank 29700, as "
-        f"{folder}/groups.d/a.toml does (give another one)"
-    )
-    files = {"groups.d/a.toml": listening(29700, "CPU-1", "10.0.0.2")}
-    folder = write({**files, "groups.d/b.toml": listening(29700, "CPU-2", "10.0.0.1")})
-    assert not survey(folder, {}).faults
-
-
-def test_a_group_does_not_listen_at_the_supervisors_port(write):
-    folder = write({"groups.d/a.toml": listening(9469, "CPU-1")})
-    (fault,) = survey(folder, {}).faults
-    assert "seed.listen_port: 9469 to 9469 + 1 = 9470 is in use: 9470 is supervisor" in str(fault)
-
-
-def test_a_group_does_not_meet_at_the_supervisors_port(write):
-    folder = write({"groups.d/a.toml": SPREAD.format(0, 9470)})
-    (fault,) = survey(folder, {}).faults
-    assert fault.key == "parallel.weight_cache_master_port"
-    assert fault.text == "9470 is in use: 9470 is supervisor.port (give another one)"
-    assert not survey(folder, {"PRELOADD_SUPERVISOR_PORT": "9471"}).faults
 
 
 def test_a_group_whose_drop_in_cannot_be_read_is_none(write):

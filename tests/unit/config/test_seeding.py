@@ -85,7 +85,7 @@ def test_one_end_is_enough(tmp_path):
         ({"seed_listen_host": "n:1", "seed_listen_port": "1"}, "--seed-listen-host: 'n:1' is no"),
         ({"seed_source_host": "::", "seed_source_port": "1"}, "--seed-source-host: :: is every ad"),
         ({"seed_listen_host": "n", "seed_listen_port": "0"}, "--seed-listen-port: is 0: give 1"),
-        ({"seed_listen_host": "n", "seed_listen_port": "x"}, "--seed-listen-port: Input should"),
+        ({"seed_listen_host": "n", "seed_listen_port": "x"}, "--seed-listen-port: must be a w"),
         (
             {"seed_source_host": "n", "seed_source_port": "65535", "tensor_parallel_size": "2"},
             "--seed-source-port: 65535 to 65535 + 1 = 65536 is past the last port, 65535: give a l",
@@ -115,12 +115,47 @@ def test_one_end_is_enough(tmp_path):
             {**BOTH, "seed_tls_cert": "/c", "seed_weights": True},
             "--seed-weights: weights do not go over TLS: leave out the one or the other",
         ),
+        (
+            {**BOTH, "seed_listen_host": "Node-1.", "seed_listen_port": "29800"},
+            "--seed-source-host: node-1 port 29800 is where this group itself is asked: give the",
+        ),
+        (
+            {**BOTH, "seed_source_host": "127.0.0.1", "seed_source_port": "29700"},
+            "--seed-source-host: 127.0.0.1 port 29700 is where this group itself is asked",
+        ),
+        (
+            {"trust_bundles": True},
+            "--trust-bundles: is for what vLLM compiles, and the builder is native, whose",
+        ),
         ({**BOTH, "seed_timeout": "0"}, "--seed-timeout: Input should be greater than 0"),
     ],
 )
 def test_what_cannot_be_is_told_by_its_flag(said, told):
     (line,) = faults(**said)
     assert line.startswith(told)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {**BOTH, "seed_source_port": "29700"},
+        {**BOTH, "seed_listen_host": "node-1"},
+        {**BOTH, "seed_listen_host": "10.0.0.1", "seed_source_host": "127.0.0.1"},
+        {"trust_bundles": True, "builder": "vllm"},
+    ],
+)
+def test_what_may_be_another_is_no_fault(said):
+    assert parse_run({"model": "m", **said})
+
+
+def test_ends_without_ports_are_not_compared():
+    told = faults(seed_listen_host="n", seed_source_host="n")
+    assert [line.partition(":")[0] for line in told] == ["--seed-listen-port", "--seed-source-port"]
+
+
+def test_a_fault_is_told_once():
+    (line,) = faults(warmup_cache_stores=",")
+    assert line.startswith("--warmup-cache-stores: must not be empty")
 
 
 def test_drafts_need_ports_as_well():

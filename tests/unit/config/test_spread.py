@@ -8,7 +8,7 @@ from preloadd.config.spread import Spread, rendezvous, spread_faults
 from preloadd.domain.ids import Role
 from preloadd.domain.launch import Launch
 from preloadd.domain.nodes import plan_node
-from preloadd.domain.placement import Parallel
+from preloadd.domain.placement import Parallel, drafting
 from preloadd.domain.settings import Rendezvous
 from tests.placements import GROUPS, ROWS, launch_of
 
@@ -48,21 +48,23 @@ def test_ranks_of_a_role_have_each_a_place_of_their_own(row):
     for role in Role:
         own = [one for one in node.instances if one.role is role]
         met = [rendezvous(node, one) for one in own]
-        if node.count == 1:
+        everybody = drafting(node.parallel) if role is Role.DRAFT else range(node.parallel.world)
+        if set(everybody) <= set(node.ranks):
             assert not any(met)
             continue
         port = node.meeting.draft_port if role is Role.DRAFT else node.meeting.port
         for one, found in zip(own, met, strict=True):
             place = node.placement_on(one.device)
-            drafting = place.data_rank * node.parallel.tensor + place.tensor_rank
+            number = place.data_rank * node.parallel.tensor + place.tensor_rank
             size = node.parallel.data * node.parallel.tensor
             assert found == Rendezvous(
                 address=node.meeting.address,
                 port=port,
-                rank=place.rank if role is Role.TARGET else drafting,
+                rank=place.rank if role is Role.TARGET else number,
                 world=node.parallel.world if role is Role.TARGET else size,
                 node=node.number if node.counted else 0,
                 nodes=node.count if node.counted else 0,
+                role=role,
             )
 
 

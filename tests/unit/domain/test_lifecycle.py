@@ -8,6 +8,7 @@ WAYS = {
     (State.STARTING, Event.ADOPTED): State.SERVING,
     (State.STARTING, Event.LOAD_STARTED): State.LOADING,
     (State.STARTING, Event.RELEASED): State.RELEASED,
+    (State.LOADING, Event.ADOPTED): State.SERVING,
     (State.LOADING, Event.LOADED): State.SERVING,
     (State.LOADING, Event.LOAD_FAILED): State.FAILED,
     (State.SERVING, Event.RELEASED): State.RELEASED,

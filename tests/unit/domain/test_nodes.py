@@ -57,6 +57,7 @@ def test_a_node_launches(row):
     assert (node.ranks, told[0], told[-1]) == (row.ranks, row.first, row.last)
     assert (f"{node.number}/{node.count}", met(node)) == (row.node, row.meeting)
     assert node.devices == devices(*range(len(row.ranks)))
+    assert node.drafting == (tuple(row.drafting) if row.drafts else ())
     assert [node.placement_on(device) for device in node.devices] == [*node.placements]
 
 

@@ -20,9 +20,9 @@ from preloadd.engine.client import attach
 from preloadd.engine.native import NativeCheckpoint
 from preloadd.engine.options import Options
 from preloadd.errors import DeviceFailed, InsecurePath, Mismatch, Unavailable
-from preloadd.linux import seqpacket
 from preloadd.memory.host import HostMapper
 from tests.checkpoints import llama, stored
+from tests.listening import listen
 from tests.process.conftest import content, eventually
 from tests.threads import threads_left
 
@@ -339,7 +339,7 @@ def test_a_socket_that_its_daemon_left_hides_no_other_daemon(get, daemon, socket
     stale = socket_dir / "preloadd" / "CPU-0" / "rank.sock"
     stale.parent.mkdir(parents=True, mode=0o700)
     stale.parents[1].chmod(0o700)
-    seqpacket.listen(stale, 0o600, 1).close()
+    listen(stale, 0o600, 1).close()
     both = {"PRELOADD_SOCKET_DIR": daemon.settings.socket_dir, "XDG_RUNTIME_DIR": str(socket_dir)}
     assert get(environ=both)
     alone = {"XDG_RUNTIME_DIR": str(socket_dir), "TMPDIR": str(socket_dir)}
@@ -368,7 +368,7 @@ def test_without_fallback_an_absent_daemon_is_waited_for(get, socket_dir):
 def silent(socket_dir):
     """A socket where somebody listens, but says nothing."""
     path = socket_dir / "silent.sock"
-    with seqpacket.listen(path, 0o600, 8):
+    with listen(path, 0o600, 8):
         yield path
 
 

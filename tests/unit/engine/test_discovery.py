@@ -4,10 +4,10 @@ from pathlib import Path
 import pytest
 
 from preloadd.domain.ids import Role, device_id
-from preloadd.engine.discovery import Candidate, candidates, found, host_device, trusted_users
+from preloadd.engine.discovery import Candidate, candidates, found, host_device
 from preloadd.engine.options import Options
 from preloadd.errors import ConfigError, InsecurePath, Unavailable
-from preloadd.linux import seqpacket
+from tests.listening import listen
 
 NOBODY = 65534
 DEVICE = device_id("CPU-0")
@@ -80,7 +80,7 @@ def listening(socket_dir: Path):
         made = place(socket_dir / name, derived=derived)
         made.path.parent.mkdir(mode=0o700, parents=True)
         made.folder.chmod(0o700)
-        socks.append(seqpacket.listen(made.path, 0o600, 1))
+        socks.append(listen(made.path, 0o600, 1))
         return made
 
     yield listening
@@ -171,8 +171,3 @@ def test_a_folder_that_nobody_chose_must_be_private(listening):
     candidate.folder.chmod(0o750)
     with pytest.raises(InsecurePath, match="chosen automatically"):
         found([candidate])
-
-
-def test_root_and_oneself_are_trusted():
-    assert {0, os.geteuid()} <= trusted_users()
-    assert NOBODY not in trusted_users()

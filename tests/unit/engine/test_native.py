@@ -46,8 +46,6 @@ def test_no_weights_are_read_for_that(model):
         ({"revision": "v2"}, "revision", "v2"),
         ({"dtype": "bfloat16"}, "dtype", "bfloat16"),
         ({"placement": Placement(Parallel(tensor=2), tensor_rank=1)}, "tp_rank", "1"),
-        ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype", "fp8"),
-        ({"kv_cache_skip_layers": ["2", "1"]}, "kv_cache_skip_layers", '["1","2"]'),
     ],
 )
 def test_whatever_makes_other_weights_makes_another_key(model, change, field, value):

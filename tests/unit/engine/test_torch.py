@@ -19,7 +19,13 @@ from preloadd.engine.native import NativeCheckpoint
 from preloadd.engine.options import Options
 from preloadd.engine.place import Place, Spot
 from preloadd.engine.torch import attach_checkpoint, attach_wanted
-from preloadd.errors import ConfigError, DeviceFailed, Mismatch, UnsupportedPlatformForIPCError
+from preloadd.errors import (
+    ConfigError,
+    DeviceFailed,
+    Mismatch,
+    OutOfRoom,
+    UnsupportedPlatformForIPCError,
+)
 from preloadd.frameworks.tables import table_path
 from preloadd.memory.host import HostMapper
 from preloadd.protocol import messages as m
@@ -270,6 +276,20 @@ def test_a_copy_is_ones_own_and_frees_the_daemons(get, own_daemon, disk):
     assert own_daemon.ask(m.Load()) == m.Done()
     eventually(lambda: own_daemon.status().state is State.SERVING, lambda: "another load")
     assert_equal(get(socket_path=own_daemon.socket).tensors, disk)
+
+
+def test_a_copy_that_there_is_no_memory_for_is_told_and_leaves_all_as_it_was(
+    get, daemon, monkeypatch
+):
+    def full(tensor):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1024.00 GiB. GPU 0")
+
+    before = daemon.status().lease_count
+    monkeypatch.setattr(torch.Tensor, "clone", full)
+    with pytest.raises(OutOfRoom, match=r"another 1,099,511,627,776 bytes but .* are missing"):
+        get(mode="copy")
+    eventually(lambda: daemon.status().lease_count == before, lambda: repr(daemon.status()))
+    assert daemon.status().state == State.SERVING
 
 
 def test_a_copy_beside_another_engine_frees_nothing(get, daemon, disk):

@@ -1,4 +1,5 @@
 import mmap
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -6,11 +7,13 @@ import torch
 from preloadd.domain import dtypes
 from preloadd.domain.manifest import Manifest, Storages, Tensors, check
 from preloadd.domain.recipe import Recipe
-from preloadd.errors import ConfigError, DeviceFailed, UnsupportedModel
+from preloadd.errors import ConfigError, DeviceFailed, OutOfRoom, UnsupportedModel
 from preloadd.frameworks.torch import (
     DTYPES,
+    copies,
     device_chunk,
     device_name,
+    explained,
     in_use,
     platform,
     views,
@@ -217,3 +220,113 @@ class Elsewhere(list):
 def test_a_silent_copy_is_noticed():
     with pytest.raises(DeviceFailed, match="torch copied mapped weights to cpu"):
         device_chunk(Elsewhere([1, 2, 3, 4]), "cpu")
+
+
+GIB = 1 << 30
+
+
+def room():
+    return 2 * GIB, "GPU-1 (card), where pid 7 (python) holds 130.0 GiB,"
+
+
+FULL = "CUDA out of memory. Tried to allocate {}. GPU 0 has a total capacity of 139.80 GiB\nmore"
+
+
+def out_of_memory_by_the_driver():
+    error = torch.AcceleratorError("CUDA error: out of memory\nmore")
+    error.error_code = 2
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "wanted", "told"),
+    [
+        (
+            torch.OutOfMemoryError(FULL.format("3.50 GiB")),
+            7 * GIB // 2,
+            (
+                "need another 3,758,096,384 bytes but GPU-1 (card), where pid 7 (python) holds "
+                "130.0 GiB, leaves 2,147,483,648, so at least 1,610,612,736 are missing"
+            ),
+        ),
+        (
+            torch.OutOfMemoryError(FULL.format("20.00 MiB")),
+            20 << 20,
+            (
+                "GiB, with 2,147,483,648 bytes free, by a limit of torch's own, or in pieces too "
+                "small, leaves 0, so at least 20,971,520 are missing"
+            ),
+        ),
+        (
+            torch.OutOfMemoryError("CUDA out of memory."),
+            0,
+            (
+                "CUDA out of memory.: GPU-1 (card), where pid 7 (python) holds 130.0 GiB, leaves "
+                "2,147,483,648 bytes, too few for that: "
+            ),
+        ),
+        (out_of_memory_by_the_driver(), 0, "CUDA error: out of memory: GPU-1 (card), where pid 7"),
+        (MemoryError(), 0, "MemoryError: GPU-1 (card), where pid 7"),
+    ],
+)
+def test_memory_that_torch_does_not_get_is_told_with_who_has_it(error, wanted, told):
+    with pytest.raises(OutOfRoom) as caught, explained(room):
+        raise error
+    assert told in str(caught.value)
+    assert caught.value.wanted == wanted
+
+
+def test_so_is_memory_of_the_host():
+    with pytest.raises(OutOfRoom, match="another 1,152,921,504,606,846,976 bytes") as caught:
+        with explained(room):
+            torch.empty(1 << 60, dtype=torch.uint8)
+    assert "missing" in str(caught.value)
+
+
+def test_a_gpu_that_fails_under_torch_names_where_to_look():
+    with pytest.raises(DeviceFailed, match=r"^CUDA error: unspecified.*: look for the GPU driver"):
+        with explained(room):
+            raise torch.AcceleratorError("CUDA error: unspecified launch failure\nmore")
+
+
+def test_what_else_torch_says_is_left_as_it_is():
+    with pytest.raises(RuntimeError, match="shape"), explained(room):
+        torch.empty(3).view(2, 2)
+
+
+class OnGpu(SimpleNamespace):
+    """A chunk on a GPU that nobody may copy."""
+
+    is_cuda, nbytes, device = True, 2 * GIB, "cuda:0"
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """A GPU with 1 GiB that is free, and as much that torch keeps."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (GIB, 140 * GIB))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 3 * GIB)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 2 * GIB)
+
+
+@pytest.mark.usefixtures("gpu")
+def test_copies_that_do_not_fit_a_gpu_are_refused_before_the_first_is_made():
+    with pytest.raises(OutOfRoom) as caught:
+        copies([OnGpu(clone=pytest.fail), OnGpu(clone=pytest.fail)], room)
+    assert (caught.value.wanted, caught.value.free) == (4 * GIB, 2 * GIB)
+    assert "need 4,294,967,296 bytes but GPU-1 (card), where pid 7 (python)" in str(caught.value)
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_copy_that_torch_does_not_make_is_told_as_a_part():
+    def clone():
+        raise torch.OutOfMemoryError(FULL.format("2.00 GiB"))
+
+    with pytest.raises(OutOfRoom, match=r"another 2,147,483,648 .* leaves 0, so at least 2,147"):
+        copies([OnGpu(clone=clone)], room)
+
+
+def test_copies_are_others_with_the_same_bytes():
+    one = chunk()
+    (other,) = copies([one], room)
+    assert torch.equal(one, other)
+    assert one.data_ptr() != other.data_ptr()

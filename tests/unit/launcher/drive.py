@@ -13,6 +13,7 @@ from preloadd.config.run import parse_run
 from preloadd.errors import PreloadError
 from preloadd.launcher.progress import complain, make_display
 from preloadd.launcher.start import Start
+from preloadd.linux.outlet import outlet
 
 STAND_IN = Path(__file__).with_name("stand_in.py")
 
@@ -27,7 +28,7 @@ def main() -> int:
         start = Start(
             parse_run(given, engine),
             dict(os.environ),
-            make_display(sys.stdout),
+            make_display(outlet(sys.stdout)),
             rank=lambda settings: [sys.executable, str(STAND_IN), folder, settings.instance],
             fetch=lambda python: [python, f"{folder}/fetch.py"],
             loader=lambda python: [python, f"{folder}/loader.py"],

@@ -10,6 +10,7 @@ its steps a life waits for SIGTERM and exits with 0. Of preloadd only the wire f
 import array
 import json
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -85,6 +86,15 @@ def foreign(text: str) -> None:
 def mark() -> None:
     """Leave a sign that all before was done."""
     (FOLDER / f"{INSTANCE}.mark").touch()
+
+
+def clean() -> None:
+    """Remove the folder of the manager's socket, and be somebody who puts another one there."""
+    path = Path(os.environ["NOTIFY_SOCKET"])
+    shutil.rmtree(path.parent)
+    path.parent.mkdir()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as planted:
+        planted.bind(str(path))
 
 
 def stray() -> None:
@@ -166,6 +176,7 @@ STEPS = {
     "park_connection": park_connection,
     "barrier": barrier,
     "foreign": foreign,
+    "clean": clean,
     "mark": mark,
     "stray": stray,
     "sleep": time.sleep,

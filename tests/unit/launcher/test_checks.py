@@ -102,7 +102,7 @@ def test_default_folder_that_is_open_to_others_is_refused(socket_dir):
 
 
 def test_others_need_a_chosen_folder(socket_dir):
-    with pytest.raises(ConfigError, match="explicitly"):
+    with pytest.raises(ConfigError, match="choose one yourself"):
         prepare({"XDG_RUNTIME_DIR": str(socket_dir)}, access_user=("0",))
 
 

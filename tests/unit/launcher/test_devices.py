@@ -77,8 +77,8 @@ def test_what_is_untested_on_hardware_is_taken_for_those_who_ask():
         (NEITHER, {"memory": "cuda"}, "^libcuda.so.1 is not there;"),
         (NEITHER, {"memory": "hip"}, "^no ROCm, no /dev/kfd;"),
         (NOTHING, {"gpus": "all"}, "--gpus: libcuda.so.1 is not there"),
-        (TWO, {"tensor_parallel_size": "3"}, "there are 2.*; or use --memory host"),
-        (TWO, {"gpus": "all"}, r"--gpus: 1 different GPUs are needed.*there are 2"),
+        (TWO, {"tensor_parallel_size": "3"}, "2 GPUs .* too few .*; or use --memory host"),
+        (TWO, {"gpus": "all"}, rf"--gpus: 2 GPUs \({A}, {B}\) are too many for"),
         (AMD, {"gpus": "all"}, r"--gpus: no GPU with cuda memory is seen, but .*--memory hip"),
         (TWO, {"gpus": "GPU-9"}, "--gpus: 'GPU-9' fits no GPU"),
         (

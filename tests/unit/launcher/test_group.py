@@ -139,6 +139,16 @@ def test_reason_that_a_rank_gave_for_its_end_is_told(stage):
     assert "stopping: CPU-0 ended with status 75: no \\x1b disk\n" in outcome.shown
 
 
+def test_reason_of_a_rank_that_fails_after_the_first_one_is_told_as_well(stage):
+    stage.script("CPU-0", [["sleep", 0.2], ["exit", 3]])
+    stage.script(
+        "CPU-1", [["ignore"], ["sleep", 0.6], ["notify", "STATUS=failed: no disk"], ["exit", 4]]
+    )
+    outcome = stage.run(stage.launch("CPU-0", "CPU-1"))
+    assert outcome.code == 3
+    assert "\nCPU-1 ended with status 4: no disk\n" in outcome.shown
+
+
 def test_process_that_cannot_be_started_for_want_of_descriptors_is_told(stage, descriptors_left):
     stage.script("CPU-0", [READY])
     launch = stage.launch("CPU-0")
@@ -318,6 +328,31 @@ def test_more_than_a_rank_may_park_is_told(stage, monkeypatch):
     )
     assert "CPU-0: 1 more descriptors (chunk.1) do not fit" in outcome.shown
     assert stage.lives("CPU-0")[1]["given"].keys() == {"settings", "chunk.0"}
+
+
+def test_parked_leases_leave_room_for_starting_the_rank_again(stage, descriptors_left):
+    leases = [f"lease.{number}" for number in range(40)]
+    parking = [["park", name, ""] for name in leases]
+    stage.script("CPU-0", [["park", "chunk.0", ""], *parking, READY, ["kill", 9]], [READY])
+    launch = stage.launch("CPU-0", restarts=Restarts())
+    with descriptors_left(45):
+        outcome = stage.run(launch, until=lambda _: len(stage.lives("CPU-0")) == 2)
+    kept = [name for name in stage.lives("CPU-0")[1]["given"] if name in leases]
+    assert 10 < len(kept) < 40
+    assert outcome.shown.count("is not kept for a next life") == 40 - len(kept)
+    assert f"CPU-0: {leases[len(kept)]} is not kept" in outcome.shown
+    assert "ulimit -n" in outcome.shown
+
+
+def test_folder_that_a_cleaner_removed_is_made_anew_for_the_next_life(stage, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(stage.folder))
+    first = [["park", "chunk.0", "weights"], READY, ["clean"], ["kill", 9]]
+    stage.script("CPU-0", first, [["notify", "X_PRELOADD_PROGRESS=heard;0;0"], SERVE])
+    outcome = stage.run(
+        stage.launch("CPU-0", restarts=Restarts()), until=lambda shown: "CPU-0: heard" in shown
+    )
+    assert outcome.code == 0
+    assert stage.lives("CPU-0")[1]["given"]["chunk.0"] == ["weights"]
 
 
 def test_removed_descriptors_are_not_given_back(stage):

@@ -4,6 +4,7 @@ import pytest
 
 from preloadd.errors import ConfigError
 from preloadd.launcher.ranks import Rank
+from preloadd.linux.lending import LENT, lend
 from preloadd.linux.locks import Lock
 
 
@@ -29,7 +30,7 @@ def test_notify_path_that_is_too_long_is_said_and_nothing_is_left(stage):
 
 
 @pytest.mark.parametrize("started", [True, False])
-def test_stale_socket_is_removed_if_the_rank_was_started(stage, started):
+def test_what_is_left_is_removed_if_the_rank_was_started(stage, started):
     folder = stage.socket_dir / "CPU-0"
     folder.mkdir(mode=0o700)
     stage.script("CPU-0", [["exit", 0]])
@@ -40,6 +41,8 @@ def test_stale_socket_is_removed_if_the_rank_was_started(stage, started):
         made.socket.touch()
         half_way = made.folder / "~ank.sock"
         half_way.touch()
+        lend(made.folder / LENT, {})
+    assert (made.folder / LENT).exists() is not started
     assert made.socket.exists() is not started
     assert half_way.exists() is not started
 

@@ -14,7 +14,7 @@ import pytest
 from preloadd.domain.settings import Deadlines, ModelSettings, RankSettings, Rendezvous
 from preloadd.errors import EXIT_STATUS, ErrorCode
 from preloadd.launcher.start import fetch_command, rank_command
-from tests.checkpoints import llama
+from tests.checkpoints import CONFIG, llama
 
 PR_SET_CHILD_SUBREAPER = 36
 BECOME = (
@@ -180,6 +180,16 @@ def test_a_model_that_its_ranks_cannot_divide_is_told_before_anything_starts(sta
     with drive(model=str(model), tensor_parallel_size="3") as launcher:
         assert launcher.end() == EXIT_STATUS[ErrorCode.CONFIG]
     assert "attention heads do not divide by 3 tensor-parallel ranks" in launcher.shown
+    assert stage.lives("CPU-0") == []
+
+
+def test_heads_that_vllm_cannot_divide_are_told_before_anything_starts(stage, drive):
+    model = llama(stage.folder / "model")
+    with drive(model=str(model), tensor_parallel_size="3", builder="vllm") as launcher:
+        assert launcher.end() == EXIT_STATUS[ErrorCode.CONFIG]
+    heads = CONFIG["num_attention_heads"]
+    assert f"{heads} attention heads do not divide by 3 tensor-parallel ranks" in launcher.shown
+    assert "tensor parallel sizes that divide them: 1, 2" in launcher.shown
     assert stage.lives("CPU-0") == []
 
 

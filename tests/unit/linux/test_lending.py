@@ -1,7 +1,7 @@
 import subprocess
 import sys
 
-from preloadd.linux.lending import PACKAGE, lend
+from preloadd.linux.lending import PACKAGE, lend, take_back
 
 
 def test_another_interpreter_finds_this_package_and_nothing_beside_it(tmp_path):
@@ -25,3 +25,10 @@ def test_it_comes_before_what_was_there_and_replaces_what_it_lent_before(tmp_pat
     environ = lend(tmp_path, {"PYTHONPATH": "/x"})
     assert environ["PYTHONPATH"] == f"{tmp_path}:/x"
     assert (tmp_path / "preloadd").resolve() == PACKAGE
+
+
+def test_nothing_is_left_of_it_once_it_is_taken_back(tmp_path):
+    lend(tmp_path / "python", {})
+    take_back(tmp_path / "python")
+    assert not list(tmp_path.iterdir())
+    assert PACKAGE.is_dir()

@@ -171,3 +171,42 @@ def test_a_limit_of_descriptors_is_told(tmp_path, descriptors_left):
     with descriptors_left(0), pytest.raises(OutOfDescriptors, match="ulimit -n") as caught:
         Lock.take(tmp_path, "CPU-0")
     assert str(tmp_path / FILE_NAME) in str(caught.value)
+
+
+AGAIN = """
+import sys
+from pathlib import Path
+from preloadd.linux import lending, locks, seqpacket
+folder = Path(sys.argv[1])
+with locks.Lock.take(folder, "CPU-0"):
+    try:
+        locks.Lock.take(folder, "CPU-0")
+    except locks.AlreadyRunning:
+        print("held")
+if sys.argv[2:] == ["first"]:
+    seqpacket.Reservation(folder / "rank.sock", 0o660).listen(1).close()
+seqpacket.set_access(folder / "rank.sock", 0o660)
+lending.lend(folder / "python", {})
+"""
+
+
+def test_what_is_there_does_for_another_life_on_a_disk_that_has_become_read_only(
+    tmp_path: Path,
+) -> None:
+    command = f"{sys.executable} -c '{AGAIN}' {tmp_path}"
+    script = [
+        f"mount -t tmpfs none {tmp_path} || exit 99",
+        f"{command} first && mount -o remount,ro {tmp_path} && ! touch {tmp_path}/x 2>&1",
+        command,
+    ]
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", "\n".join(script)],
+        cwd=Path(locks.__file__).parents[2],
+        capture_output=True,
+        text=True,
+    )
+    if os.geteuid() != 0 or done.returncode == 99:
+        pytest.skip("nothing can be mounted here")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[-1] == "held"
+    assert "Read-only" in done.stdout

@@ -175,14 +175,19 @@ def test_the_last_word_waits_for_room(manager: NotifySocket, notifier: Notifier)
 
     thread = threading.Thread(target=read)
     thread.start()
-    notifier.failed(ValueError("no\ndisk"))
+    assert notifier.failed(ValueError("no\ndisk"))
     thread.join()
     assert said[-1] == "failed: no disk"
 
 
 def test_the_last_word_to_nobody_is_no_error(manager: NotifySocket, notifier: Notifier) -> None:
     manager.close()
-    notifier.failed("no disk")
+    assert not notifier.failed("no disk")
+
+
+def test_the_last_word_is_told_to_be_cut(manager: NotifySocket, notifier: Notifier) -> None:
+    assert not notifier.failed("x" * 2000)
+    assert told(manager).fields["STATUS"].startswith("failed: xxx")
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from preloadd.errors import ConfigError, InsecurePath, OutOfDescriptors, PreloadError
-from preloadd.linux import seqpacket
 from preloadd.linux.paths import (
     derived_dirs,
     origin,
@@ -18,8 +17,10 @@ from preloadd.linux.paths import (
     socket_dirs,
     trusted_dir,
     trusted_socket,
+    trusted_users,
     unusable,
 )
+from tests.listening import listen
 
 FOREIGN = 54321
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
@@ -38,7 +39,7 @@ def a_folder(parent: Path, mode: int) -> Path:
 
 def a_socket(folder: Path) -> Path:
     path = folder / "rank.sock"
-    seqpacket.listen(path, 0o600, 1).close()
+    listen(path, 0o600, 1).close()
     return path
 
 
@@ -147,7 +148,7 @@ def test_a_folder_goes_to_the_group_that_could_not_enter_it(
 
 
 def test_an_automatic_folder_cannot_be_shared(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="explicitly") as caught:
+    with pytest.raises(ConfigError, match="choose one yourself") as caught:
         prepare_socket_dir(tmp_path / "sockets", derived=True, mode=0o750)
     assert str(tmp_path / "sockets") in str(caught.value)
     assert not (tmp_path / "sockets").exists()
@@ -289,3 +290,8 @@ def test_what_keeps_a_file_from_being_made_is_told_on_one_line(
     assert type(told) is kind
     assert "/s/a\\nb" in str(told)
     assert re.search(remedy, str(told))
+
+
+def test_root_and_oneself_are_trusted():
+    assert {0, os.geteuid()} <= trusted_users()
+    assert FOREIGN not in trusted_users()

@@ -11,6 +11,7 @@ from preloadd.domain.access import Policy
 from preloadd.domain.settings import Access
 from preloadd.errors import ConfigError
 from preloadd.linux import peers, seqpacket
+from tests.listening import listen
 
 
 def test_a_pair_knows_its_maker() -> None:
@@ -27,7 +28,7 @@ CONNECTING += "s.connect(sys.argv[1]); s.recv(1)"
 
 def test_a_client_is_who_connected(socket_dir: Path) -> None:
     path = socket_dir / "rank.sock"
-    with seqpacket.listen(path, 0o600, 5) as listener:
+    with listen(path, 0o600, 5) as listener:
         child = subprocess.Popen([sys.executable, "-I", "-S", "-c", CONNECTING, path])
         served, _ = listener.accept()
         with served:
@@ -37,7 +38,7 @@ def test_a_client_is_who_connected(socket_dir: Path) -> None:
 
 def test_a_listener_is_known_to_its_clients_unanswered(socket_dir: Path) -> None:
     path = socket_dir / "rank.sock"
-    with seqpacket.listen(path, 0o600, 5), seqpacket.connect(path) as client:
+    with listen(path, 0o600, 5), seqpacket.connect(path) as client:
         assert peers.peer(client).pid == os.getpid()
 
 

@@ -74,7 +74,7 @@ def test_the_descriptor_tells_the_end_before_anything_is_reaped() -> None:
 
 
 def test_signals_to_an_ended_child_hit_nobody() -> None:
-    with spawn(["true"], environ=ENVIRON, new_group=True) as child:
+    with spawn(["true"], environ=ENVIRON) as child:
         select.select([child], [], [], 10)
         child.signal(signal.SIGKILL)
         assert child.wait() == 0
@@ -117,10 +117,9 @@ def test_the_standard_input_is_empty() -> None:
         assert child.wait(10) == 0
 
 
-@pytest.mark.parametrize("new_group", [True, False])
-def test_a_child_leads_a_group_of_its_own_only_if_asked(new_group: bool) -> None:
-    with spawn(SLEEP, environ=ENVIRON, new_group=new_group) as child:
-        assert os.getpgid(child.pid) == (child.pid if new_group else os.getpgrp())
+def test_a_child_leads_a_group_of_its_own() -> None:
+    with spawn(SLEEP, environ=ENVIRON) as child:
+        assert os.getpgid(child.pid) == child.pid
         child.signal(signal.SIGKILL)
         child.wait()
 
@@ -140,7 +139,7 @@ os._exit(5)
 
 def grandchild_of(argv: list[str]) -> tuple[Child, int]:
     with memfd.create("pid") as fd:
-        child = spawn(argv, environ=ENVIRON, fds=[("out", fd.fileno())], new_group=True)
+        child = spawn(argv, environ=ENVIRON, fds=[("out", fd.fileno())])
         assert eventually(lambda: os.fstat(fd.fileno()).st_size > 0)
         return child, int(os.pread(fd.fileno(), 20, 0))
 
@@ -158,8 +157,8 @@ def test_what_a_leader_leaves_behind_dies_before_its_status_is_known() -> None:
 def test_a_whole_group_is_killed() -> None:
     child, grandchild = grandchild_of([*PYTHON, PARENTING, "stay"])
     with child:
-        child.kill_group(signal.SIGTERM)
-        assert child.wait(10) == 143
+        child.kill_group()
+        assert child.wait(10) == 137
         assert eventually(lambda: is_gone(grandchild))
 
 
@@ -170,7 +169,7 @@ def test_closing_kills_the_whole_group() -> None:
 
 
 def test_a_group_is_gone_when_its_last_member_is() -> None:
-    with spawn(SLEEP, environ=ENVIRON, new_group=True) as child:
+    with spawn(SLEEP, environ=ENVIRON) as child:
         assert not child.group_gone()
         child.kill_group()
         child.wait()

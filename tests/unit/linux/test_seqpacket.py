@@ -17,6 +17,7 @@ from preloadd.errors import ConfigError, ProtocolViolation
 from preloadd.linux import seqpacket
 from preloadd.linux.fds import OwnedFd
 from preloadd.linux.seqpacket import MAX_PATH, Pressure
+from tests.listening import listen
 
 Pair = tuple[socket.socket, socket.socket]
 
@@ -108,7 +109,7 @@ def test_a_listener_has_exactly_its_mode_and_leaves_nothing_else(
     path = socket_dir / "rank.sock"
     mask = os.umask(0o077)
     try:
-        with seqpacket.listen(path, mode, 5):
+        with listen(path, mode, 5):
             found = path.lstat().st_mode
     finally:
         os.umask(mask)
@@ -120,13 +121,13 @@ def test_a_listener_has_exactly_its_mode_and_leaves_nothing_else(
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to any group")
 def test_a_listener_may_be_given_to_a_group(socket_dir: Path) -> None:
     path = socket_dir / "rank.sock"
-    with seqpacket.listen(path, 0o660, 5, group=12345):
+    with listen(path, 0o660, 5, group=12345):
         assert path.lstat().st_gid == 12345
 
 
 def test_a_client_reaches_the_listener(socket_dir: Path) -> None:
     path = socket_dir / "rank.sock"
-    with seqpacket.listen(path, 0o600, 5) as listener:
+    with listen(path, 0o600, 5) as listener:
         with seqpacket.connect(path) as client:
             served, _ = listener.accept()
             with served:
@@ -137,16 +138,16 @@ def test_a_client_reaches_the_listener(socket_dir: Path) -> None:
 
 def test_a_stale_socket_is_replaced(socket_dir: Path) -> None:
     path = socket_dir / "rank.sock"
-    seqpacket.listen(path, 0o600, 5).close()
+    listen(path, 0o600, 5).close()
     with pytest.raises(ConnectionRefusedError):
         seqpacket.connect(path)
-    with seqpacket.listen(path, 0o600, 5), seqpacket.connect(path):
+    with listen(path, 0o600, 5), seqpacket.connect(path):
         pass
 
 
 def test_what_a_crash_left_half_way_does_not_matter(socket_dir: Path) -> None:
     (socket_dir / "~ank.sock").touch()
-    with seqpacket.listen(socket_dir / "rank.sock", 0o600, 5):
+    with listen(socket_dir / "rank.sock", 0o600, 5):
         assert [path.name for path in socket_dir.iterdir()] == ["rank.sock"]
 
 
@@ -154,16 +155,16 @@ def test_a_failing_bind_leaves_nothing(socket_dir: Path) -> None:
     folder = socket_dir / "rank.sock"
     folder.mkdir()
     with pytest.raises(ConfigError, match=f"{folder}: Is a directory: remove it"):
-        seqpacket.listen(folder, 0o600, 5)
+        listen(folder, 0o600, 5)
     assert list(socket_dir.iterdir()) == [folder]
     with pytest.raises(ConfigError, match="choose a socket directory"):
-        seqpacket.listen(socket_dir / "absent" / "rank.sock", 0o600, 5)
+        listen(socket_dir / "absent" / "rank.sock", 0o600, 5)
 
 
 def test_a_folder_in_the_way_of_the_first_name_is_told(socket_dir: Path) -> None:
     (socket_dir / "~ank.sock").mkdir()
     with pytest.raises(ConfigError, match=r"~ank\.sock: Is a directory: remove it"):
-        seqpacket.listen(socket_dir / "rank.sock", 0o600, 5)
+        listen(socket_dir / "rank.sock", 0o600, 5)
 
 
 def test_a_reserved_path_is_seen_when_it_listens_and_not_before(socket_dir: Path) -> None:
@@ -189,6 +190,18 @@ def test_what_stands_in_the_way_is_told_when_the_path_is_reserved(socket_dir: Pa
     assert [path.name for path in socket_dir.iterdir()] == ["rank.sock"]
 
 
+def test_a_socket_that_listens_where_nobody_sees_it(socket_dir: Path) -> None:
+    path = socket_dir / "rank.sock"
+    assert not seqpacket.listens_unseen(path)
+    with seqpacket.Reservation(path, 0o600) as reserved:
+        assert not seqpacket.listens_unseen(path), "it does not listen yet"
+        with reserved.listen(8):
+            assert not seqpacket.listens_unseen(path)
+            path.unlink()
+            assert seqpacket.listens_unseen(path)
+        assert not seqpacket.listens_unseen(path)
+
+
 def test_all_that_a_killed_daemon_left_is_removed(socket_dir: Path) -> None:
     for name in ("rank.sock", "~ank.sock", "rank.lock"):
         (socket_dir / name).touch()
@@ -199,15 +212,15 @@ def test_all_that_a_killed_daemon_left_is_removed(socket_dir: Path) -> None:
 
 def test_the_longest_path_works(socket_dir: Path) -> None:
     path = path_of(socket_dir, MAX_PATH)
-    with seqpacket.listen(path, 0o600, 5), seqpacket.connect(path):
+    with listen(path, 0o600, 5), seqpacket.connect(path):
         pass
-    with seqpacket.listen(socket_dir / "s", 0o600, 5), seqpacket.connect(socket_dir / "s"):
+    with listen(socket_dir / "s", 0o600, 5), seqpacket.connect(socket_dir / "s"):
         pass
 
 
 def test_a_longer_path_is_refused_with_its_length_and_the_remedy(socket_dir: Path) -> None:
     path = path_of(socket_dir, MAX_PATH + 1)
-    for attempt in (lambda: seqpacket.listen(path, 0o600, 5), lambda: seqpacket.connect(path)):
+    for attempt in (lambda: listen(path, 0o600, 5), lambda: seqpacket.connect(path)):
         with pytest.raises(ConfigError) as caught:
             attempt()
         for part in (str(path), "108 bytes", "107", "shorter socket directory"):
@@ -223,7 +236,7 @@ def test_the_length_counts_bytes_not_characters(socket_dir: Path) -> None:
 def test_connecting_to_a_daemon_that_does_not_accept_ends_in_time(socket_dir: Path) -> None:
     path = socket_dir / "rank.sock"
     with ExitStack() as queue:
-        queue.enter_context(seqpacket.listen(path, 0o600, 0))
+        queue.enter_context(listen(path, 0o600, 0))
         queue.enter_context(seqpacket.connect(path, timeout=1))
         start = time.monotonic()
         with pytest.raises(TimeoutError, match=str(path)):
@@ -233,7 +246,7 @@ def test_connecting_to_a_daemon_that_does_not_accept_ends_in_time(socket_dir: Pa
 
 def test_the_timeout_is_for_connecting_only(socket_dir: Path) -> None:
     path = socket_dir / "rank.sock"
-    with seqpacket.listen(path, 0o600, 5), seqpacket.connect(path, timeout=1) as client:
+    with listen(path, 0o600, 5), seqpacket.connect(path, timeout=1) as client:
         assert client.gettimeout() is None
         assert client.getsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, 16) == bytes(16)
 
@@ -259,7 +272,7 @@ def test_what_is_no_such_socket_is_refused_and_closed(kind: socket.SocketKind | 
 
 def test_who_may_connect_can_be_changed(socket_dir: Path) -> None:
     path = socket_dir / "rank.sock"
-    with seqpacket.listen(path, 0o600, 5):
+    with listen(path, 0o600, 5):
         seqpacket.set_access(path, 0o660, group=os.getegid())
         found = path.stat()
         assert (stat.S_IMODE(found.st_mode), found.st_gid) == (0o660, os.getegid())

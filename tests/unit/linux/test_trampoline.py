@@ -107,6 +107,12 @@ def test_any_numbers_become_three_and_up_and_nothing_else_stays(numbers: list[in
     }
 
 
+def test_nearly_all_that_may_be_open_can_be_passed() -> None:
+    limited = ["sh", "-c", 'ulimit -n 40; exec "$@"', "sh"]
+    command = [*ISOLATED, "-c", "import os; print(os.environ['LISTEN_FDS'])"]
+    assert run(command, ["0:lease"] * 30, before=limited).output == "30\n"
+
+
 def test_the_command_is_told_what_it_has() -> None:
     told = arranged([7, 5, 6], ["chunk", "listen", "chunk"], {"LISTEN_FDS": "99"})
     assert told.listen == {

@@ -14,7 +14,7 @@ import torch
 import preloadd.loader
 from preloadd.domain.placement import Parallel, Placement
 from preloadd.domain.settings import Memory, Reader
-from preloadd.errors import ConfigError, DeviceFailed, ReadFailed
+from preloadd.errors import ConfigError, DeviceFailed, OutOfRoom, ReadFailed
 from preloadd.loader.native import Native
 from preloadd.loader.report import Reporter
 from preloadd.memory.host import HostFiller
@@ -173,4 +173,39 @@ def test_what_the_library_says_names_the_way_out(filled, on_gpu, instant):
 
     instant.instanttensor.safe_open = refuses
     with pytest.raises(ReadFailed, match=r'instanttensor: io_setup failed: EAGAIN: .*"pread"'):
+        filled(on_gpu)
+
+
+@pytest.mark.usefixtures("with_cuda")
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 TiB or so.\nmore"),
+        RuntimeError("buffer_size (9 B) exceeds device memory budget (5 B)"),
+        RuntimeError("Device memory budget (5 B) is too small for one I/O operation"),
+    ],
+)
+def test_a_gpu_without_room_for_the_librarys_buffer_is_no_bad_disk(filled, on_gpu, instant, error):
+    def refuses(*_, **__):
+        raise error
+
+    instant.instanttensor.safe_open = refuses
+    with pytest.raises(OutOfRoom) as caught:
+        filled(on_gpu)
+    told = str(caught.value)
+    assert str(error).partition("\n")[0] in told
+    assert "GPU-" in told
+    assert "too few for that" in told
+
+
+@pytest.mark.usefixtures("with_cuda")
+def test_room_for_the_librarys_buffer_is_looked_for_before_anything_is_allocated(
+    filled, on_gpu, on_device, monkeypatch
+):
+    native = Native(on_gpu, 4096)
+    largest = max(stored.info.nbytes for stored in native.checkpoint.tensors.values())
+    room = native.plan.arena_nbytes + largest
+    monkeypatch.setattr(type(on_device), "room", lambda self: (room - 1, "this GPU"))
+    monkeypatch.setattr(type(on_device), "create", pytest.fail)
+    with pytest.raises(OutOfRoom, match=f"another {room:,} bytes but this GPU leaves"):
         filled(on_gpu)

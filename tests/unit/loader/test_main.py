@@ -15,6 +15,7 @@ import pytest
 import preloadd
 from preloadd.domain.devices import Probe
 from preloadd.domain.settings import Memory, Rendezvous
+from preloadd.linux.fds import OwnedFd
 from preloadd.linux.memfd import read_sealed
 from preloadd.linux.process import spawn
 from preloadd.protocol import messages as m
@@ -119,7 +120,8 @@ def drivers(tmp_path_factory):
     build.hip(folder)
     environ = build.cuda(folder) | {"STAND_IN_MEMORY": str(64 << 20)}
     return {
-        Memory.CUDA: environ | {"CUDA_VISIBLE_DEVICES": DEVICES[Memory.CUDA][0]},
+        Memory.CUDA: environ
+        | {"CUDA_VISIBLE_DEVICES": DEVICES[Memory.CUDA][0], "HIP_VISIBLE_DEVICES": ""},
         Memory.HIP: environ | {"HIP_VISIBLE_DEVICES": "0", "CUDA_VISIBLE_DEVICES": ""},
     }
 
@@ -153,11 +155,18 @@ def test_a_model_is_loaded_into_the_memory_of_a_gpu(ends, loader, on_gpu, model)
 @pytest.mark.slow
 def test_a_gpu_that_is_full_is_said_before_anything_is_loaded(ends, loader, environ, on_gpu):
     rank, _ = ends
-    environ["STAND_IN_MEMORY"] = "4096"
-    child = loader()
-    rank.order(on_gpu)
-    failed = rank.heard()[-1]
+    environ["STAND_IN_MEMORY"] = str((8 << 30) + 4096)
+    environ["STAND_IN_PROCESSES"] = f"{os.getpid()}:{6 << 30}"
+    with OwnedFd(os.memfd_create(f"stand-in:{on_gpu.instance}")) as taken:
+        os.ftruncate(taken.fileno(), 8 << 30)
+        child = loader()
+        rank.order(on_gpu)
+        failed = rank.heard()[-1]
     assert (failed.code, on_gpu.instance in failed.detail) == ("no-room", True), failed
+    assert " leaves 4,096, so " in failed.detail
+    if on_gpu.model.memory is Memory.CUDA:  # AMD's driver tells nobody who has its memory
+        assert f"where pid {os.getpid()} (" in failed.detail
+        assert ") holds 6.0 GiB, 2.0 GiB are of no process" in failed.detail
     assert child.wait(10) == 73
     assert not rank.fds
 
@@ -258,6 +267,19 @@ def test_why_none_of_nvidia_is_seen_is_told_beside_those_of_amd(environ, drivers
     assert (count, problem) == ("1", "")
     assert hint.startswith("HIP_VISIBLE_DEVICES=0; no GPU can be used, ")
     assert "CUDA_VISIBLE_DEVICES hides all" in hint
+
+
+@pytest.mark.slow
+def test_gpus_of_both_makers_are_seen_side_by_side(environ, drivers):
+    cuda, hip = (DEVICES[memory][0] for memory in (Memory.CUDA, Memory.HIP))
+    both = environ | drivers[Memory.HIP] | {"STAND_IN_DEVICES": f"{hip},{cuda}"}
+    done = run(both | {"CUDA_VISIBLE_DEVICES": "1"}, "--probe")
+    found = msgspec.json.decode(done.stdout, type=Probe)
+    assert [(device.id, device.memory) for device in found.devices] == [
+        (cuda, Memory.CUDA),
+        (hip, Memory.HIP),
+    ]
+    assert found.hint == "CUDA_VISIBLE_DEVICES=1; HIP_VISIBLE_DEVICES=0"
 
 
 @pytest.mark.parametrize("memory", [Memory.CUDA, Memory.HIP])

@@ -27,10 +27,11 @@ def loaded(ends):
     """Loads, and gives what the rank has heard of it."""
     rank, sock = ends
 
-    def loaded(settings, digest_cache=None, filler=None):
+    def loaded(settings, digest_cache=None, filler=None, frees=None):
         link = Link(sock)
         try:
             reporter = Reporter(link, clock=time.monotonic)
+            reporter.frees = frees
             load(settings, filler or HostFiller(), reporter, digest_cache=digest_cache)
         finally:
             link.close()
@@ -66,6 +67,28 @@ def test_where_ranks_meet_first_nothing_is_filled_before_they_agree(loaded, sett
     manifest = payload.decode(read_sealed(ends[0].fds[-1].fileno(), payload.MAX_NBYTES))
     (told,) = [report.key for report in heard if isinstance(report, m.Identified)]
     assert manifest.key == told
+
+
+@pytest.mark.parametrize("frees", [0, 1 << 20])
+def test_what_is_replaced_is_given_up_before_anything_is_filled(loaded, settings, ends, frees):
+    ends[0].link.send(codec.encode(m.Proceed()))
+    heard = loaded(settings, frees=frees)
+    reports = [report for report in heard if not isinstance(report, m.Progress)]
+    assert reports[0] == m.Identified(key={})
+    assert isinstance(reports[1], m.ChunkFilled)
+
+
+@pytest.mark.parametrize("frees", [0, 4 << 40])
+def test_nothing_is_given_up_for_what_has_no_room_even_then(
+    loaded, settings_of, tmp_path, ends, monkeypatch, frees
+):
+    monkeypatch.setattr("preloadd.loader.room._FREED_S", 0.1)
+    ends[0].link.send(codec.encode(m.Proceed()))
+    with pytest.raises(OutOfRoom, match="the weights need"):
+        loaded(settings_of(sparse(tmp_path / "huge", 2 << 40, tensors=128)), frees=frees)
+    told = [type(report) for report in ends[0].heard()]
+    # What was promised, and has not come, is waited for.
+    assert (m.Identified in told) is (frees > 0)
 
 
 def test_a_load_tells_its_phases_hands_over_chunks_and_ends_with_the_manifest(loaded, settings):

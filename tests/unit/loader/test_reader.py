@@ -1,5 +1,6 @@
 import os
 import threading
+import time
 from contextlib import closing
 from pathlib import Path
 
@@ -193,3 +194,26 @@ def test_readers_that_get_no_threads_say_so_and_leave_none(shard, more):
     told = r"reading the checkpoint: .*ulimit"
     with threads_left(more), pytest.raises(PreloadError, match=told):
         Readers([shard.opened()], threads=4)
+
+
+def test_what_keeps_a_thread_from_writing_reaches_whoever_waits(shard, filler):
+    def broken():
+        raise RuntimeError("no driver")
+
+    with (
+        Readers([shard.opened()], threads=1, writing=broken) as readers,
+        filler.create(MIB) as chunk,
+        pytest.raises(RuntimeError, match="no driver"),
+    ):
+        readers.wait(readers.start(chunk, []), lambda _: None)
+
+
+def test_after_an_error_nothing_else_is_begun(filler, shard):
+    end = len(shard.content)
+    runs = [(whole(end - 9, 1000), 0), *((whole(0, 1000), 1024 * n) for n in range(1, 4))]
+    with filler.create(MIB) as chunk, Readers([shard.opened()], threads=1) as readers:
+        wanted = [piece for run in runs for piece in pieces([run])]
+        with pytest.raises(ReadFailed, match="ends at byte"):
+            readers.wait(readers.start(chunk, wanted), lambda _: None)
+        time.sleep(0.1)  # the thread goes on, but not with that
+        assert readers.bytes_read == 0

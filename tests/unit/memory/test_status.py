@@ -17,7 +17,8 @@ def room() -> tuple[int, str]:
     [
         (2, 10, False, OutOfRoom),
         (2, 10, True, OutOfRoom),
-        (2, 0, False, DeviceFailed),
+        (2, 0, False, OutOfRoom),
+        (2, None, True, DeviceFailed),
         (1, 0, True, DamagedManifest),
         (1, 10, False, DeviceFailed),
         (101, 0, True, DamagedManifest),
@@ -28,7 +29,9 @@ def room() -> tuple[int, str]:
         (214, 10, True, DeviceFailed),
     ],
 )
-def test_a_status_means(status: int, wanted: int, foreign: bool, kind: type[Exception]) -> None:
+def test_a_status_means(
+    status: int, wanted: int | None, foreign: bool, kind: type[Exception]
+) -> None:
     error = meaning_of(status, "doing failed: WORDS", room=room, wanted=wanted, foreign=foreign)
     assert type(error) is kind
 
@@ -54,6 +57,15 @@ def test_memory_that_is_refused_although_there_is_enough_is_told_so() -> None:
     error = meaning_of(2, "allocating failed", room=lambda: (100, "GPU-x"), wanted=10)
     assert (error.wanted, error.free) == (10, 0)
     assert "GPU-x with 100 bytes free, by a limit of the driver, leaves 0" in str(error)
+
+
+def test_what_the_driver_needs_itself_is_told_without_a_number_it_does_not_tell() -> None:
+    told = str(meaning_of(2, "mapping a chunk failed: WORDS", room=room, wanted=0))
+    assert told.startswith(
+        "mapping a chunk failed: WORDS: GPU-x (card), where pid 1 (a) holds 1.0 GiB, leaves 7 "
+        "bytes, too few for that: "
+    )
+    assert "gpu_memory_utilization" in told
 
 
 def test_words_and_a_hint_are_kept() -> None:

@@ -362,6 +362,39 @@ def test_too_little_memory_is_told_with_numbers_and_device(
     assert filler.room()[0] == 3 * UNIT
 
 
+@pytest.mark.parametrize(
+    ("function", "doing"),
+    [
+        ("MemAddressReserve", "reserving"),
+        ("MemImportFromShareableHandle", "importing a chunk"),
+        ("MemMap", "mapping a chunk"),
+        ("MemSetAccess", "setting access"),
+    ],
+)
+def test_a_device_without_room_to_map_is_told_with_what_to_give_up(
+    filler: VmmFiller, mapper: VmmMapper, stand_in: StandIn, function: str, doing: str
+) -> None:
+    fd = filled(filler, b"one")
+    before = stand_in.alive()
+    stand_in.fail(function, 2)
+    with pytest.raises(OutOfRoom) as caught:
+        mapper.map([(fd, 2 * UNIT)])
+    told = str(caught.value)
+    assert told.startswith(f"{doing} ")
+    assert f"OUT_OF_MEMORY (as the stand-in was told): {stand_in.devices[0]}" in told
+    assert "gpu_memory_utilization" in told
+    assert "missing" not in told
+    assert stand_in.alive() == before
+
+
+def test_a_mapping_says_what_is_free_beside_it(
+    filler: VmmFiller, mapper: VmmMapper, stand_in: StandIn
+) -> None:
+    mapping = mapped(filler, mapper, b"one")
+    assert mapping.room() == filler.room()
+    mapping.close()
+
+
 def test_no_descriptor_left_to_map(
     filler: VmmFiller, mapper: VmmMapper, stand_in: StandIn, descriptors_left
 ) -> None:

@@ -1,3 +1,4 @@
+import math
 from contextlib import suppress
 from typing import get_args
 
@@ -173,6 +174,14 @@ def test_a_status_that_does_not_fit_loses_leases_and_then_the_key():
     assert (crowded.lease_count, crowded.key) == (1000, {"a": "b"})
     wordy = codec.decode_reply(codec.encode(told(10, {"a": "b" * 70_000})))
     assert (wordy.leases, wordy.lease_count, wordy.key) == ((), 10, {})
+
+
+@pytest.mark.parametrize("field", ["uptime_s", "ready_s"])
+@pytest.mark.parametrize("odd", [math.nan, math.inf, -1.0, 1e308, -1e308])
+def test_a_status_with_a_time_that_cannot_be_shown_is_none(field, odd):
+    packet = codec.encode(msgspec.structs.replace(told(0, {}), **{field: odd}))
+    with pytest.raises(ProtocolViolation, match=field):
+        codec.decode_reply(packet)
 
 
 @pytest.mark.parametrize("letter", ["x", "\N{SNOWMAN}"])

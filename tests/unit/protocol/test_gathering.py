@@ -1,11 +1,14 @@
 """Meetings without any I/O: what each side says, and that no order of events splits a group."""
 
+from dataclasses import replace
+
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from preloadd.domain.ids import Role
 from preloadd.domain.settings import Rendezvous
 from preloadd.protocol import rendezvous as r
 from preloadd.protocol.gathering import OWN, Convener, Member, Phase, Send, Stage, missing_named
@@ -235,16 +238,37 @@ def test_silence_is_a_loss(table):
     table.joins(0, 1, 2, now=0.0)
     for now in (4.0, 8.0):
         table.says(1, r.Beat(), now).take(table.convener.tick(now))
-    assert table.last(1) == r.Beat(missing=(3,))
+    assert table.last(1) == r.Beat(missing=(3,), silence=SILENCE)
     table.take(table.convener.tick(8.1))
     assert "rank 2 of node 1 was lost while gathering: it was silent for 8 s" in table.why(1)
-    assert "nothing was heard" in table.why(2)
+    assert table.why(2) == (
+        "nothing was heard of this rank for 8 s: look at its host, and at the network between"
+    )
 
 
 def test_signs_of_life_are_sent_often_enough(table):
     table.joins(0, 1, 2, 3)
     beats = [s for n in range(32) for s in table.convener.tick(n * SILENCE / 32) if s.to == 1]
     assert 3 <= len(beats) <= 5
+
+
+def test_signs_of_life_are_sent_often_enough_for_the_least_patient_of_all(table, member):
+    """Nodes may have other deadlines: whoever has a short one is not to take others for lost."""
+    table.joins(0, 1, 2, silence=SILENCE).joins(3, silence=SILENCE / 4)
+    beats = [s for n in range(32) for s in table.convener.tick(n * SILENCE / 32) if s.to == 1]
+    assert 14 <= len(beats) <= 16
+    assert {beat.message.silence for beat in beats} == {SILENCE / 4}
+    member.claim(join(2), 0.0)
+    member.joined(0.0)
+    assert member.pace == SILENCE / 4
+    member.received(beats[0].message, 0.0)
+    member.received(r.Beat(missing=(3,)), 0.0)
+    assert member.pace == SILENCE / 16
+    assert member.tick(SILENCE / 16) == [r.Beat()]
+    member.lost("hung up")
+    member.claim(join(2), 1.0)
+    member.joined(1.0)
+    assert member.pace == SILENCE / 4
 
 
 def test_who_is_missing_at_the_deadline_is_named_with_the_address(table):
@@ -423,7 +447,7 @@ def test_a_member_that_identifies_depends_on_rank_0_unless_that_serves(member, f
     member.joined(0.0)
     member.received(r.Beat(free=free), 0.0)
     member.lost("hung up")
-    assert member.why == ("" if free else "rank 0 was lost while identifying: it hung up")
+    assert member.why == ("" if free else "rank 0 of node 0 was lost while identifying: it hung up")
     assert member.wants_connection == free
 
 
@@ -442,7 +466,7 @@ def test_a_member_that_loses_rank_0_ends(member, agreed):
     member.lost("hung up")
     doing = "loading" if agreed else "gathering"
     assert member.stage is Stage.ENDED
-    assert member.why == f"rank 0 was lost while {doing}: it hung up"
+    assert member.why == f"rank 0 of node 0 was lost while {doing}: it hung up"
 
 
 def test_what_says_nothing_at_the_address_of_rank_0_is_not_taken_for_it(member):
@@ -520,6 +544,24 @@ def test_a_member_that_ended_may_try_again(member):
     assert (member.stage, member.why) == (Stage.GATHERING, "")
     member.tick(100.0 + PATIENCE - 1)
     assert member.stage is Stage.GATHERING
+
+
+def test_ranks_of_a_draft_are_told_as_such_with_what_they_need_to_meet():
+    place = replace(at(2), role=Role.DRAFT)
+    alone = Member(place, patience=PATIENCE, silence=SILENCE)
+    alone.claim(join(2, role="draft"), 0.0)
+    alone.tick(PATIENCE)
+    assert alone.why.startswith("draft rank 0 of node 0 was not reached at 10.0.0.1:29700")
+    assert "hold the draft and have the same address and weight_cache_draft_master_port" in (
+        alone.why
+    )
+    table = Table()
+    table.convener = Convener(replace(at(0), role=Role.DRAFT), patience=PATIENCE, silence=SILENCE)
+    table.joins(0, 1, 2, role="draft").take(table.convener.gone(2, "hung up"))
+    assert table.why(0) == "draft rank 2 of node 1 was lost while gathering: it hung up"
+    table.joins(0, role="draft").take(table.convener.tick(PATIENCE))
+    assert table.why(0).startswith("draft ranks 1, 2, 3 of nodes 0, 1 did not come")
+    assert "weight_cache_draft_master_port" in table.why(0)
 
 
 def test_missing_ranks_are_named_with_their_nodes():

@@ -25,8 +25,8 @@ WARMABLE = Warmable(tunes=True)
 TUNED = Tuned(entries=80)
 
 
-def after(*reports: tuple, meets: bool = False) -> LoadReceiver[str]:
-    receiver = LoadReceiver[str](meets=meets)
+def after(*reports: tuple, waits: bool = False) -> LoadReceiver[str]:
+    receiver = LoadReceiver[str](waits=waits)
     for report, *handles in reports:
         assert receiver.receive(codec.encode(report), handles) == report
     return receiver
@@ -66,7 +66,7 @@ def test_as_many_chunks_as_are_allowed_are_collected():
 
 def test_what_is_loaded_is_identified_once_and_before_all_chunks():
     identified = Identified(key={"dtype": "float16"})
-    receiver = LoadReceiver[str](meets=True)
+    receiver = LoadReceiver[str](waits=True)
     receiver.receive(codec.encode(identified))
     with pytest.raises(ProtocolViolation, match="identified: it comes once, before all chunks"):
         receiver.receive(codec.encode(identified))
@@ -77,12 +77,12 @@ def test_what_is_loaded_is_identified_once_and_before_all_chunks():
 
 def test_where_ranks_meet_first_nothing_is_filled_before_that():
     identified = codec.encode(Identified(key={"dtype": "float16"}))
-    receiver = LoadReceiver[str](meets=True)
+    receiver = LoadReceiver[str](waits=True)
     receiver.receive(identified)
     with pytest.raises(ProtocolViolation, match="nobody has let the loader proceed"):
         receiver.receive(codec.encode(ChunkFilled(index=0, nbytes=512)), ["chunk"])
     assert receiver.release() == ("chunk",)
-    receiver = LoadReceiver[str](meets=True)
+    receiver = LoadReceiver[str](waits=True)
     receiver.receive(identified)
     receiver.proceed()
     receiver.receive(codec.encode(ChunkFilled(index=0, nbytes=512)), ["chunk"])
@@ -230,7 +230,7 @@ def test_a_report_is_accepted_whole_and_with_its_handles_or_not_at_all(report):
     right = 1 if isinstance(report, (ChunkFilled, ManifestWritten)) else 0
     for length in range(len(packet) + 1):
         for count in range(4):
-            receiver = after(*before, meets=isinstance(report, Identified))
+            receiver = after(*before, waits=isinstance(report, Identified))
             receiver.tune(wanted=True)
             handles = [f"handle {index}" for index in range(count)]
             if (length, count) == (len(packet), right):

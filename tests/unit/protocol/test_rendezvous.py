@@ -125,6 +125,18 @@ def test_claims_beside_the_key_count(field):
     assert "'another' for rank 0" in told
 
 
+def test_a_draft_that_only_one_has_beside_it_is_a_disagreement():
+    told = r.disagreement(JOIN, other(drafts=True))
+    assert told == "draft is 'not held' for rank 3 of node 1 but 'held' for rank 0 of node 0"
+
+
+def test_how_long_one_waits_for_the_others_is_its_own_matter():
+    assert r.disagreement(JOIN, other(silence=3.0)) == ""
+    for never in (0.0, -1.0, float("nan")):
+        with pytest.raises(ProtocolViolation):
+            r.decode_from_member(frame(other(silence=never)))
+
+
 def test_entries_of_tables_are_told_one_by_one():
     changed = {**JOIN.key, "model_config": '{"a":{"b":2}}'}
     assert r.disagreement(JOIN, other(key=changed)).startswith("model_config.a.b is '1' for rank 3")
@@ -159,5 +171,7 @@ def test_the_fields_of_a_place_are_those_in_which_ranks_of_one_group_differ():
 def test_ranks_and_nodes_are_counted_out():
     assert r.ranks_named([3, 5], [1, 2, 1]) == "ranks 3, 5 of nodes 1, 2"
     assert r.ranks_named([3], [1]) == "rank 3 of node 1"
+    assert r.ranks_named([3], [], "draft") == "draft rank 3"
+    assert str(other(role="draft")) == "draft rank 0 of node 0"
     assert r.ranks_named(range(20), [0]).startswith("ranks 0, 1")
     assert "15, …" in r.ranks_named(range(20), [0])

@@ -6,7 +6,6 @@ import pytest
 from preloadd.domain.files import FileIdentity
 from preloadd.domain.recipe import recipe_of
 from preloadd.domain.settings import Builder, Layout, Versions
-from preloadd.errors import CheckpointError
 from preloadd.linux.fds import OwnedFd
 from preloadd.linux.memfd import create, sealed_bytes
 from preloadd.memory.host import HostKeeper
@@ -21,14 +20,15 @@ def take(recipe):
     """Adopts out of what is parked; the generation is closed at the end."""
     adopted = []
 
-    def take(parked, wanted=recipe, instead=lambda: None):
+    def take(parked, wanted=recipe):
         names = set(parked)
-        found = adopt(parked, HostKeeper(), wanted, instead)
-        if found.generation is not None:
-            adopted.append(found.generation)
+        found = adopt(parked, HostKeeper(), wanted)
+        picked = [each for each in (found.generation, found.outdated) if each is not None]
+        adopted.extend(picked)
         kept = names - set(found.dropped)
         assert all(fd.closed for name in found.dropped for fd in parked[name])
-        assert len(kept) == (0 if found.generation is None else 3)
+        assert len(picked) <= 1
+        assert len(kept) == 3 * len(picked)
         return found
 
     yield take
@@ -68,15 +68,17 @@ def test_of_several_descriptors_under_one_name_the_first_counts(take, make, park
     assert every[f"chunk.{ID}.0"][1].closed
 
 
-def test_another_recipe_drops_it_all_and_says_what_differs(take, make, parked, recipe):
+def test_what_another_recipe_made_is_outdated_and_it_is_said_what_differs(
+    take, make, parked, recipe
+):
     wanted = dataclasses.replace(
         recipe,
         fields=recipe.fields | {"revision": "v2"},
         files=(dataclasses.replace(FILES[0], mtime_ns=99),),
     )
     found = take(parked(make()), wanted)
-    assert found.generation is None
-    assert len(found.dropped) == 3
+    assert (found.generation, found.outdated.id, found.may_serve) == (None, ID, False)
+    assert not found.dropped
     (reason,) = found.reasons
     assert "something else: revision: was , now v2; files: was 1 changed or gone, now 1" in reason
 
@@ -191,34 +193,32 @@ def test_damage_to_one_generation_does_not_harm_another(take, make, parked):
     assert sorted(found.dropped) == [f"chunk.{ID}.0", f"manifest.{ID}"]
 
 
-def unloadable():
-    raise CheckpointError("model-00002.safetensors: the file is truncated")
-
-
-def test_weights_that_could_not_be_replaced_are_kept_and_it_is_said(take, make, parked, recipe):
-    changed = dataclasses.replace(recipe, files=(FileIdentity(9, 9, 9, 9, 9),))
-    found = take(parked(make()), changed, unloadable)
-    assert found.generation.id == ID
-    (reason,) = found.reasons
-    assert "cannot be loaded, so the weights of before stay: model-00002.safetensors" in reason
-
-
 @pytest.mark.parametrize(
-    "changed",
+    ("change", "may_serve"),
     [
-        {"fields": {"layout": "99"}},
-        {"model": "/models/other", "files": (FileIdentity(9, 9, 9, 9, 9),)},
+        ({}, True),
+        ({"layout": "99"}, False),
+        ({"model": "/models/other"}, False),
     ],
-    ids=["settings", "model"],
+    ids=["files", "settings", "model"],
 )
-def test_weights_for_something_else_are_not_kept_for_want_of_others(
-    take, make, parked, recipe, changed
+def test_outdated_weights_may_serve_where_only_files_have_changed(
+    take, make, parked, recipe, change, may_serve
 ):
-    if "fields" in changed:
-        changed = {"fields": recipe.fields | changed["fields"]}
-    found = take(parked(make()), dataclasses.replace(recipe, **changed), unloadable)
-    assert found.generation is None
+    model = change.pop("model", recipe.model)
+    wanted = dataclasses.replace(
+        recipe, fields=recipe.fields | change, model=model, files=(FileIdentity(9, 9, 9, 9, 9),)
+    )
+    found = take(parked(make()), wanted)
+    assert (found.outdated.id, found.may_serve) == (ID, may_serve)
     assert found.reasons[0].startswith("parked weights are for something else")
+
+
+def test_of_two_that_are_outdated_one_is_kept(take, make, parked, recipe):
+    wanted = dataclasses.replace(recipe, fields=recipe.fields | {"revision": "v3"})
+    found = take({**parked(make(ID)), **parked(make(OTHER))}, wanted)
+    assert len(found.dropped) == 3
+    assert all(found.outdated.id not in name for name in found.dropped)
 
 
 def test_another_vllm_is_a_reason_to_load_anew(take, make, parked, settings):

@@ -9,6 +9,7 @@ from dataclasses import replace
 import anyio
 import pytest
 
+from preloadd.domain.ids import Role
 from preloadd.domain.settings import Rendezvous
 from preloadd.protocol import rendezvous as r
 from preloadd.protocol.gathering import Convener
@@ -57,7 +58,7 @@ async def serving(place, own=None):
     hall = Hall(convener, place, own.heard.append)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(hall.serve)
-        await hall.tried.wait()
+        await hall.port.tried.wait()
         yield hall
         tasks.cancel_scope.cancel()
 
@@ -207,16 +208,30 @@ async def test_a_rank_gets_in_however_many_strangers_say_nothing(place):
         assert isinstance(await good.hear(), r.Ended)
 
 
+async def test_without_descriptors_it_waits_for_some(place, descriptors_left, caplog):
+    async with serving(place):
+        with socket.socket() as sock:
+            with descriptors_left(0):
+                sock.connect((HERE, place.port))
+                await anyio.sleep(0.25)
+            assert caplog.text.count("accepting a rank: this process may have") == 1
+            assert "LimitNOFILE=" in caplog.text
+        async with visiting(place) as guest:
+            guest.say(join(1))
+            assert await guest.hear() == r.Beat(missing=(0,))
+    assert len(caplog.messages) == 1
+
+
 async def test_a_port_that_is_taken_is_told_once_and_tried_again(place, caplog, monkeypatch):
-    monkeypatch.setattr(convening, "_AGAIN_S", 0.02)
+    monkeypatch.setattr(tcp, "_AGAIN_S", 0.02)
     with caplog.at_level(logging.WARNING):
         with socket.create_server((HERE, place.port)) as server:
             async with serving(place) as hall:
-                assert f"port {place.port} is taken" in hall.fault
+                assert f"port {place.port} is taken" in hall.port.fault
                 await anyio.sleep(0.1)
                 server.close()
                 with anyio.fail_after(5):
-                    while hall.fault:  # noqa: ASYNC110
+                    while hall.port.fault:  # noqa: ASYNC110
                         await anyio.sleep(0.005)
     assert len([line for line in caplog.messages if "is taken" in line]) == 1
 
@@ -225,8 +240,8 @@ async def test_a_name_by_which_this_host_means_itself_is_no_place_to_meet(place,
     real = anyio.getaddrinfo
     monkeypatch.setattr(anyio, "getaddrinfo", lambda _, port, **more: real(HERE, port, **more))
     async with serving(replace(place, address="node-0.example")) as hall:
-        assert "node-0.example" in hall.fault
-        assert "on this host it means 127.0.0.1, which no other host can reach" in hall.fault
+        assert "node-0.example" in hall.port.fault
+        assert "on this host it means 127.0.0.1, which no other host can reach" in hall.port.fault
 
 
 @pytest.mark.parametrize(
@@ -234,7 +249,9 @@ async def test_a_name_by_which_this_host_means_itself_is_no_place_to_meet(place,
     [
         (errno.EADDRINUSE, "ss -ltnp"),
         (errno.EADDRNOTAVAIL, "127.0.0.1 is no address of this host, which has rank 0: give all"),
-        (errno.EACCES, "no leave"),
+        (errno.EADDRNOTAVAIL, "if this is not the first node, give it a node_rank (data_parallel_"),
+        (errno.EACCES, "give all nodes another weight_cache_master_port, from 1024 up"),
+        (errno.ENOBUFS, "no leave"),
     ],
 )
 def test_what_is_wrong_with_a_port_is_said(place, number, told):
@@ -243,3 +260,18 @@ def test_what_is_wrong_with_a_port_is_said(place, number, told):
     assert told in text
     other = replace(place, address="fd00::1", port=29600)
     assert "meet at [fd00::1]:29600: " in no_port(other, OSError(number, "no leave"))
+
+
+def test_the_port_of_a_draft_is_told_by_its_own_setting(place):
+    draft = replace(place, role=Role.DRAFT)
+    for number in (errno.EADDRINUSE, errno.EACCES):
+        told = no_port(draft, OSError(number, "no"))
+        assert told.startswith("the ranks of this group's draft cannot meet at ")
+        assert "give all nodes another weight_cache_draft_master_port" in told
+
+
+async def test_a_name_that_nobody_knows_is_told_with_what_to_give(place):
+    # Names end with this where it is agreed that there are none (RFC 6761).
+    async with serving(replace(place, address="node-0.invalid")) as hall:
+        assert "this host does not know node-0.invalid (" in hall.port.fault
+        assert hall.port.fault.endswith("name of node 0 that each of them knows, or its address")

@@ -29,8 +29,11 @@ from preloadd.protocol import messages as m
 from preloadd.rank.daemon import Daemon
 from preloadd.rank.device import PARKED, Gpu
 from preloadd.rank.loading import Loader
+from preloadd.rank.warmup.tables import RECORD, Tables
+from preloadd.rank.warmup.warmup import WarmUp
 from preloadd.transport.status import ask_status
 from tests.checkpoints import llama
+from tests.listening import listen
 from tests.unit.rank.conftest import ID
 
 pytestmark = pytest.mark.anyio
@@ -58,6 +61,7 @@ def daemon(settings, path):
             clock=anyio.current_time,
             watchdog_s=watchdog_s,
             count=lambda: kept,
+            warm_up=WarmUp(settings, Tables(path.with_name(RECORD))),
             gpu=gpu,
         )
 
@@ -148,7 +152,7 @@ async def test_it_shows_that_it_lives(daemon, notifier, make, parked, path, told
 
 
 def listening(path: Path) -> OwnedFd:
-    return OwnedFd(seqpacket.listen(path, 0o600, 8).detach())
+    return OwnedFd(listen(path, 0o600, 8).detach())
 
 
 async def test_a_parked_listener_is_used_as_it_is(daemon, notifier, make, parked, path, told):
@@ -177,7 +181,7 @@ def no_socket(path: Path) -> OwnedFd:
 
 
 def no_listener(path: Path) -> OwnedFd:
-    seqpacket.listen(path, 0o600, 1).close()
+    listen(path, 0o600, 1).close()
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
         return OwnedFd(sock.detach())
 
@@ -277,12 +281,32 @@ def for_others(make, parked, recipe):
     return parked(make(wanted=other))
 
 
+READY = [
+    sys.executable,
+    "-c",
+    """
+import os, socket
+from preloadd.linux.passed import inherited
+from preloadd.protocol import codec, messages as m
+from preloadd.transport.blocking import Link
+(fd,) = inherited(os.environ, os.getpid())["link"]
+link = Link(socket.socket(fileno=fd.take()))
+order = codec.decode_order(link.receive().data)
+link.send(codec.encode(m.Identified(key={})))
+codec.decode_proceed(link.receive().data)
+raise SystemExit(100 + (order.frees or 0) // 4096)
+""",
+]
+"""A loader that finds nothing in its way, and ends with 100 and a page more for each that it frees,
+once it may go on."""
+
+
 async def test_weights_that_do_not_fit_are_gone_before_others_are_loaded(
     daemon, notifier, told, for_others, settings, tmp_path
 ):
     llama(tmp_path / "model")
-    cause, said = await failure(daemon(notifier, argv=FAILING), told, for_others)
-    assert cause.exit_status == 3
+    cause, said = await failure(daemon(notifier, argv=READY), told, for_others)
+    assert cause.exit_status == 103
     followed = [(verb, name) for verb, name, _ in said if verb in {"FDSTOREREMOVE", "BARRIER"}]
     assert {name for _, name in followed[:3]} == {
         f"manifest.{ID}",
@@ -290,6 +314,52 @@ async def test_weights_that_do_not_fit_are_gone_before_others_are_loaded(
         f"chunk.{ID}.1",
     }
     assert followed[3:] == [("BARRIER", "")]
+
+
+async def test_weights_stay_parked_until_a_loader_finds_nothing_in_its_way(
+    daemon, notifier, told, for_others, settings, tmp_path
+):
+    llama(tmp_path / "model")
+    cause, said = await failure(daemon(notifier, argv=FAILING), told, for_others)
+    assert cause.exit_status == 3
+    assert f"see whether {sys.executable} works" in str(cause)
+    assert not [verb for verb, _, _ in said if verb == "FDSTOREREMOVE"]
+
+
+async def test_what_an_engine_holds_is_not_counted_as_freed(
+    daemon, notifier, told, for_others, settings, tmp_path
+):
+    llama(tmp_path / "model")
+    ours, theirs = seqpacket.pair()
+    with theirs:
+        engine = {LEASE.fdname: [OwnedFd(ours.detach())]}
+        cause, _ = await failure(daemon(notifier, argv=READY), told, for_others | engine)
+    assert cause.exit_status == 100
+
+
+async def test_weights_of_changed_files_are_served_where_nothing_replaces_them(
+    daemon, notifier, make, parked, path, told, recipe, settings, tmp_path
+):
+    model = llama(tmp_path / "model")
+    every = parked(make(wanted=replace(recipe, model=settings.model.path)))
+    async with living(daemon(notifier, argv=FAILING), every, path, told) as life:
+        status = await life.status()
+        assert (status.state, status.adopted, status.generation) == (State.SERVING, True, ID)
+        assert (
+            "the weights of before stay until another start or load: the loader " in status.detail
+        )
+    assert model.is_dir()
+    assert not [verb for verb, _, _ in life.said if verb == "FDSTOREREMOVE"]
+
+
+async def test_what_was_released_is_not_kept_because_it_is_outdated(
+    daemon, notifier, told, path, for_others, tmp_path
+):
+    llama(tmp_path / "model")
+    every = for_others | {"released": [sealed_bytes("x", b"")]}
+    async with living(daemon(notifier), every, path, told) as life:
+        assert (await life.status()).state is State.RELEASED
+        await life.until("FDSTOREREMOVE")
 
 
 def profiling(until: float) -> dict[str, list[OwnedFd]]:
@@ -307,7 +377,7 @@ async def test_weights_that_do_not_fit_are_not_gone_while_an_engine_profiles(
     with theirs, pytest.raises(BaseExceptionGroup):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(life.read)
-            tasks.start_soon(daemon(notifier, argv=FAILING).run, for_others | engine)
+            tasks.start_soon(daemon(notifier, argv=READY).run, for_others | engine)
             await life.until("?", "STATUS")  # "?": asks for more time
             await anyio.sleep(0.05)
             assert not [name for verb, name, _ in life.said if verb == "FDSTOREREMOVE"]

@@ -4,11 +4,12 @@ import anyio
 import pytest
 
 from preloadd.domain.lifecycle import State
-from preloadd.linux import peers, seqpacket
+from preloadd.linux import peers
 from preloadd.protocol.messages import StateChanged
 from preloadd.rank.fellows import Fellows
 from preloadd.transport.aio import Limits, Session
 from preloadd.transport.server import Server
+from tests.listening import listen
 
 pytestmark = pytest.mark.anyio
 
@@ -20,6 +21,7 @@ class Fellow:
         self.path = path
         self.state = State.LOADING
         self.warming = ""
+        self.checkpoint = ""
         self._changed = anyio.Event()
 
     def enter(self, state: State) -> None:
@@ -30,7 +32,7 @@ class Fellow:
     @asynccontextmanager
     async def listening(self):
         async with anyio.create_task_group() as tasks:
-            with seqpacket.listen(self.path, 0o600, 8) as listener:
+            with listen(self.path, 0o600, 8) as listener:
                 tasks.start_soon(Server(self._tell, peers.peer, Limits()).serve, listener)
                 yield
                 tasks.cancel_scope.cancel()
@@ -38,7 +40,9 @@ class Fellow:
 
     async def _tell(self, session: Session) -> None:
         async for _ in session:
-            while await session.answer(StateChanged(state=self.state, warming=self.warming)):
+            while await session.answer(
+                StateChanged(state=self.state, warming=self.warming, checkpoint=self.checkpoint)
+            ):
                 await self._changed.wait()
 
 
@@ -93,7 +97,7 @@ async def test_a_fellow_that_ends_or_changes_is_missing_again(fellow):
 
 
 async def test_whoever_listens_there_and_lies_is_missing(fellow):
-    with seqpacket.listen(fellow.path, 0o600, 8) as listener:
+    with listen(fellow.path, 0o600, 8) as listener:
 
         async def lie() -> None:
             while True:
@@ -128,3 +132,19 @@ async def test_a_fellow_that_warms_up_has_a_gate_as_long_as_it_says_so(fellow):
                     await anyio.sleep(0.002)
         await until_missing(fellows, ["CPU-1"])
         assert fellows.warming == frozenset()
+
+
+async def test_a_fellow_that_serves_another_checkpoint_is_apart(fellow):
+    fellow.state, fellow.checkpoint = State.SERVING, "sampled-1:00"
+    async with following(fellow) as fellows:
+        assert fellows.apart("sampled-1:01") == []
+        async with fellow.listening():
+            assert await fellows.whole(5.0)
+            assert fellows.apart("sampled-1:01") == ["CPU-1"]
+            assert fellows.apart("sampled-1:00") == fellows.apart("") == []
+            # An earlier release tells none.
+            fellow.checkpoint = ""
+            fellow.enter(State.SERVING)
+            with anyio.fail_after(5):
+                while fellows.apart("sampled-1:01"):  # noqa: ASYNC110
+                    await anyio.sleep(0.002)

@@ -24,7 +24,7 @@ from preloadd.domain.settings import (
 )
 from preloadd.errors import ConfigError, InsecurePath, ModelNotFound
 from preloadd.linux.memfd import sealed_bytes
-from preloadd.rank.orders import Orders, orders, remember
+from preloadd.rank.orders import Orders, orders, remember, warn_of_upgrades
 from preloadd.weights.checkpoint import identities_of
 from tests.checkpoints import llama
 from tests.unit.linux.test_installed import install
@@ -413,6 +413,13 @@ def test_record_that_is_none_does_not_help(folder, record):
         orders(["CPU-0"], [], environ(folder))
 
 
+@pytest.mark.timeout(10)
+@pytest.mark.parametrize("put", [os.mkfifo, os.mkdir, lambda path: path.symlink_to(path)])
+def test_what_is_no_record_is_neither_followed_nor_waited_for(folder, put):
+    put(folder / "run" / RUNNING)
+    assert orders(["CPU-0"], [], environ(folder)).settings.instance == "CPU-0"
+
+
 def test_record_says_what_runs(folder):
     remember(given(), environ(folder))
     found = msgspec.json.decode((folder / "run" / RUNNING).read_bytes(), type=Running)
@@ -476,12 +483,14 @@ def test_versions_are_those_that_are_installed_now_though_the_files_are_the_same
     assert (found.log_level, found.model.layout) == ("error", Layout.PLAIN)
 
 
-def test_vllm_that_is_not_found_is_told(folder, caplog):
+def test_vllm_that_is_not_found_is_told_once_it_has_loaded(folder, caplog):
     model = dataclasses.replace(SETTINGS.model, builder=Builder.VLLM, layout=Layout.PLAIN)
     settings = dataclasses.replace(
         SETTINGS, socket_dir=str(folder / "p"), model=model, python="/nowhere/bin/python"
     )
     found = orders(["CPU-0"], [passed(settings)], {"PYTHONNOUSERSITE": "1"})
     assert found.settings.versions == Versions()
+    assert not caplog.text
+    warn_of_upgrades(found.settings)
     assert "no vLLM is found in the folders of /nowhere/bin/python" in caplog.text
     assert "stop the group before one" in caplog.text

@@ -10,7 +10,7 @@ from dataclasses import replace
 import anyio
 import pytest
 
-from preloadd.domain.settings import Deadlines, Rendezvous
+from preloadd.domain.settings import Deadlines, Rendezvous, Source
 from preloadd.errors import LoaderFailed, RendezvousFailed
 from preloadd.rank import rendezvous
 from preloadd.rank.rendezvous import Presence
@@ -34,12 +34,13 @@ def presence(settings):
         sock.bind((HERE, 0))
         port = sock.getsockname()[1]
 
-    def presence(rank, *, world=2, patience=10.0, silence=5.0) -> Presence:
+    def presence(rank, *, world=2, patience=10.0, silence=5.0, draft=None) -> Presence:
         place = Rendezvous(HERE, port, rank, world, rank, world)
         limits = Deadlines(rendezvous=patience, peer_silence=silence)
+        model = replace(settings.model, partner=draft)
         waits: list[str] = []
         made = Presence(
-            replace(settings, rendezvous=place, deadlines=limits),
+            replace(settings, rendezvous=place, deadlines=limits, model=model),
             place,
             lambda progress: waits.append(progress.phase),
         )
@@ -131,6 +132,36 @@ async def test_ranks_that_disagree_all_end_with_both_values(presence):
             assert why.startswith("group tests: ")
             assert "'float32' for rank 1 of node 1" in why
             assert "'float16' for rank 0 of node 0" in why
+
+
+async def test_ranks_of_which_only_one_has_a_draft_beside_it_all_end_at_once(presence):
+    """What they load is the same, but the draft would wait in vain."""
+    ranks = [presence(0, draft=Source("/srv/draft", "draft")), presence(1)]
+    async with working(*ranks) as tasks:
+        held = [Held(tasks, rank, Load(n)) for n, rank in enumerate(ranks)]
+        for each in held:
+            why = await each.why()
+            assert "draft is 'not held' for rank 1 of node 1 but 'held' for rank 0 of" in why
+            assert "give all nodes the same model, settings" in why
+
+
+@pytest.mark.parametrize("silences", [(0.4, 60.0), (60.0, 0.4)])
+async def test_nodes_of_different_patience_do_not_take_each_other_for_lost(
+    presence, silences, monkeypatch
+):
+    monkeypatch.setattr(rendezvous, "_TICK_S", 0.05)
+    ranks = [presence(n, silence=silence) for n, silence in enumerate(silences)]
+    async with working(*ranks) as tasks:
+        loads = [Load(0), Load(1)]
+        held = [Held(tasks, *each) for each in zip(ranks, loads, strict=True)]
+        with anyio.fail_after(5):
+            for load in loads:
+                await load.fills.wait()
+            await anyio.sleep(1.0)
+            for load, each in zip(loads, held, strict=True):
+                load.ends.set()
+                await each.over.wait()
+        assert [each.error for each in held] == [None, None]
 
 
 async def test_a_rank_that_served_asks_anew_before_it_fills_again(presence):

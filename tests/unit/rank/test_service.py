@@ -158,7 +158,7 @@ async def test_watchers_wake_up_at_every_change(service, make):
     service.adopted(make())
     assert changed.is_set()
     state, again = service.changed()
-    assert state == m.StateChanged(state=State.SERVING, generation=ID)
+    assert state == m.StateChanged(state=State.SERVING, generation=ID, checkpoint="sampled-1:00ff")
     assert not again.is_set()
 
 
@@ -409,5 +409,5 @@ async def test_warnings_are_told_beside_everything_else(serving):
     serving.warn("persistence mode is off")
     serving.warn("untested")
     assert serving.status().detail == "persistence mode is off; untested"
-    serving.not_kept("systemd keeps nothing")
+    serving.remark("systemd keeps nothing")
     assert serving.status().detail == "systemd keeps nothing; persistence mode is off; untested"

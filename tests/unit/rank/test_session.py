@@ -63,6 +63,11 @@ def _content(fd) -> bytes:
     return read_sealed(fd.fileno(), 1 << 20)
 
 
+def serving(generation: str) -> m.StateChanged:
+    """What a watcher hears of a rank that serves."""
+    return m.StateChanged(state=State.SERVING, generation=generation, checkpoint=KEY["checkpoint"])
+
+
 class Stage:
     def __init__(self, service: Service, tasks, fellows: Fellows, warm=None) -> None:
         self.service = service
@@ -213,13 +218,13 @@ async def test_a_lease_of_an_earlier_daemon_ends_with_its_connection(stage):
 async def test_a_watcher_hears_of_every_change_until_it_leaves(stage, make):
     watcher = stage.client()
     first = await watcher.ask(m.Watch())
-    assert first == m.StateChanged(state=State.SERVING, generation=ID)
+    assert first == serving(ID)
     stage.service.release(None, operator=True)
     assert await watcher.told() == m.StateChanged(state=State.RELEASED)
     stage.service.load_started()
     assert (await watcher.told()).state is State.LOADING
     stage.service.loaded(make("0d" * 16))
-    assert await watcher.told() == m.StateChanged(state=State.SERVING, generation="0d" * 16)
+    assert await watcher.told() == serving("0d" * 16)
     assert (await watcher.ask(m.Status())).code == ErrorCode.PROTOCOL
     assert await watcher.told() is None
 
@@ -262,6 +267,19 @@ async def test_an_incomplete_group_grants_nothing_and_names_who_is_missing(
         assert (told.reason, told.detail.split(": ")[1]) == (m.Reason.INCOMPLETE, "CPU-1")
         other = await stage.client().ask(msgspec.structs.replace(ATTACH, key={"dtype": "int8"}))
         assert isinstance(other, m.Mismatched)
+
+
+async def test_a_group_of_two_checkpoints_grants_nothing_and_says_what_to_do(settings, make):
+    async with staged(settings, make()) as stage:
+        stage.service.apart = lambda own: ["CPU-1"] if own == KEY["checkpoint"] else []
+        told = await stage.client().ask(ATTACH)
+        assert told.reason is m.Reason.INCOMPLETE
+        assert "CPU-1 and CPU-0 have weights of different checkpoints" in told.detail
+        assert "`preloadctl release tests`, then `preloadctl load tests`" in told.detail
+        status = stage.service.status()
+        assert status.divided == status.detail == told.detail
+        stage.service.apart = lambda _: []
+        assert isinstance(await stage.client().ask(ATTACH), m.Granted)
 
 
 async def test_what_a_rank_itself_lacks_comes_before_what_its_group_lacks(

@@ -54,7 +54,6 @@ class Browser:
                     environ={**os.environ, "HOME": folder},
                     fds=[("in", theirs_in.fileno()), ("out", theirs_out.fileno())],
                     stdout=log.fileno(),
-                    new_group=True,
                 )
             )
             theirs_in.close()

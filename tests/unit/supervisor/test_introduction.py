@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from preloadd.errors import ProtocolViolation
 from preloadd.supervisor.introduction import LIMIT, MAX_REASONS, NodeIntroduced, read
-from preloadd.supervisor.nodes import NodeGroup, NodeRank, shown
-from preloadd.supervisor.roster import MAX_RANKS
+from preloadd.supervisor.nodes import MAX_RANKS, NodeGroup, NodeRank, shown
 from preloadd.supervisor.verdict import Contact, Snapshot
 from tests.unit.supervisor.given import HOSTILE
 

@@ -296,6 +296,37 @@ async def test_what_hangs_later_freezes_only_what_it_tells(ranks):
             scene.told_by_manager = usual
 
 
+async def test_a_rank_that_upsets_this_program_is_faulty_and_told_of_once(
+    ranks, caplog, monkeypatch
+):
+    def upset(*_: object, **__: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("preloadd.supervisor.snapshots.from_told", upset)
+    async with scene_of(ranks) as scene:
+        scene.expect("CPU-0")
+        scene.start("CPU-0")
+        scene.watch()
+        view = await scene.until(lambda view: rank(view, "CPU-0").contact is Contact.FAULTY)
+        assert "its log says why" in rank(view, "CPU-0").problem
+        asked = ranks.asked["CPU-0"]
+        await scene.until(lambda _: ranks.asked["CPU-0"] > asked + 1)
+        assert caplog.text.count("Traceback") == 1
+
+
+async def test_ranks_that_come_later_are_no_reason_to_warn_and_those_that_go_are(ranks, caplog):
+    async with scene_of(ranks) as scene:
+        scene.expect("CPU-0")
+        scene.watch()
+        await scene.until(lambda view: rank(view, "CPU-0").condition == "absent")
+        assert caplog.text == ""
+        scene.start("CPU-0")
+        await scene.until(lambda view: rank(view, "CPU-0").condition == "serving")
+        scene.end("CPU-0")
+        await scene.until(lambda view: rank(view, "CPU-0").condition == "absent")
+        assert "CPU-0 of g: " in caplog.text
+
+
 async def test_a_manager_that_fails_is_told_and_what_it_said_before_still_holds(ranks, caplog):
     def fail(_):
         raise ServiceManagerError("Connection timed out")

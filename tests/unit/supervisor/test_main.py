@@ -245,6 +245,47 @@ def test_two_nodes_that_list_each_other(serve, socket_dir):
         assert get(f"{url_a}/healthz")[0] == 200
 
 
+@pytest.mark.slow
+def test_half_sent_requests_keep_nobody_out(socket_dir, capfd):
+    """Far more of them than this process may have files open; each once, none ever goes on."""
+    many = 100
+    with socket.create_server(("127.0.0.1", 0)) as listener, ExitStack() as owned:
+        address = listener.getsockname()
+        limited = ["sh", "-c", 'ulimit -n 64; exec "$@"', "sh", *COMMAND]
+        command = [*limited, "--socket-dir", str(socket_dir), "--listen-fd", "http"]
+        # The shell stays the process, so that the descriptor is meant for it.
+        child = owned.enter_context(
+            spawn(command, fds=[("http", listener.fileno())], environ=ENVIRON)
+        )
+        url = f"http://127.0.0.1:{address[1]}"
+        up(url)
+        for _ in range(many):
+            client = owned.enter_context(socket.create_connection(address, timeout=PATIENCE_S))
+            client.sendall(b"GET /livez HT")
+        assert [get(f"{url}/livez")[0] for _ in range(20)] == [200] * 20
+        assert get(f"{url}/healthz")[1]["trouble"] == ""
+        child.signal(signal.SIGTERM)
+        assert child.wait(10) == 128 + signal.SIGTERM
+    told = capfd.readouterr().err
+    assert told.count("16 HTTP clients are connected") == 1
+    assert "Traceback" not in told
+
+
+@pytest.mark.parametrize("port", ["99999", "-1", "http", "9" * 5000])
+def test_what_is_no_port_is_said(socket_dir, port):
+    done = run("--socket-dir", str(socket_dir), f"--port={port}")
+    assert done.returncode == 2
+    assert "--port" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_what_is_no_host_is_said(socket_dir):
+    done = run("--socket-dir", str(socket_dir), "--host", "a..b")
+    assert done.returncode == 78
+    assert "--host a..b: no name of a host: give an address of this host" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_taken_port_is_said(socket_dir):
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = str(other.getsockname()[1])

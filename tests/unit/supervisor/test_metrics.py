@@ -89,6 +89,14 @@ def test_both_parsers_read_it_and_get_hostile_labels_back(crowd):
     assert {family.name for family in parse_openmetrics(body.decode())} >= {"preloadd_rank_up"}
 
 
+@pytest.mark.parametrize("kind", ["application/openmetrics-text", "text/plain"])
+@pytest.mark.parametrize("version", ["abc", "1.abc", "9" * 5000])
+def test_of_a_version_that_is_none_there_is_plain_text(crowd, kind, version):
+    body, told = exposition(crowd, f"{kind};version={version}")
+    assert told.startswith("text/plain; version=0.0.4")
+    assert b"preloadd_rank_up" in body
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [

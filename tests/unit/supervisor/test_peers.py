@@ -15,6 +15,7 @@ from preloadd.supervisor.introduction import LIMIT
 from preloadd.supervisor.nodes import Peer
 from preloadd.supervisor.peers import LONGEST_PAUSE_S, Peers, pause_after
 from tests.http_stand_in import response, serving
+from tests.threads import threads_left
 from tests.unit.supervisor.given import HOSTILE
 
 pytestmark = pytest.mark.anyio
@@ -187,6 +188,15 @@ async def test_what_nobody_thought_of_ends_nothing(monkeypatch, caplog):
         (peer,) = await until(peers, asked)
     assert peer.problem == "this supervisor failed to ask it: its log says why"
     assert "who would have thought" in caplog.text
+
+
+async def test_without_a_thread_nobody_is_asked_for_now():
+    with serving(told()) as endpoint:
+        async with watched(endpoint) as peers:
+            with threads_left(0):
+                await until(peers, lambda found: "ulimit" in found[0].problem)
+            (peer,) = await until(peers, lambda found: found[0].reachable)
+            assert peer.problem == ""
 
 
 async def test_ipv6():

@@ -1,10 +1,16 @@
+import os
+import resource
+import shutil
 import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from preloadd.domain.ids import Instance
-from preloadd.errors import ConfigError
+from preloadd.errors import ConfigError, OutOfDescriptors
 from preloadd.supervisor.roster import Expected, Roster, Wanted, found, socket_path
 
 
@@ -16,6 +22,17 @@ def put(socket_dir: Path, folder: str, name: str = "rank.sock") -> None:
 
 def expected(name: str, group: str = "") -> Expected:
     return Expected(Instance.parse(name), group)
+
+
+@contextmanager
+def no_descriptor_left() -> Iterator[None]:
+    with Path(os.devnull).open() as lowest:
+        free, (soft, hard) = lowest.fileno(), resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_ranks_are_found_by_their_sockets_in_order(socket_dir):
@@ -43,6 +60,40 @@ def test_other_sockets_are_no_ranks(socket_dir, folder, name):
 
 def test_a_missing_folder_has_no_ranks(socket_dir):
     assert found(socket_dir / "gone") == ()
+
+
+def test_ranks_that_come_and_go_while_it_looks_disturb_nothing(socket_dir):
+    put(socket_dir, "CPU-9")
+    over = threading.Event()
+
+    def churn() -> None:
+        while not over.is_set():
+            for number in range(8):
+                put(socket_dir, f"CPU-{number}")
+            for number in range(8):
+                shutil.rmtree(socket_dir / f"CPU-{number}")
+
+    thread = threading.Thread(target=churn)
+    thread.start()
+    try:
+        seen = [found(socket_dir) for _ in range(300)]
+    finally:
+        over.set()
+        thread.join()
+    assert all(expected("CPU-9") in ranks for ranks in seen)
+
+
+def test_without_a_descriptor_nothing_is_said_to_be_missing(socket_dir):
+    put(socket_dir, "CPU-0")
+    with no_descriptor_left(), pytest.raises(OutOfDescriptors, match="ulimit -n") as caught:
+        found(socket_dir)
+    assert str(socket_dir) in str(caught.value)
+
+
+def test_a_name_of_a_file_that_is_no_text_can_be_told(socket_dir):
+    odd = Wanted((), "b\udcff.toml: bad\nc.toml: bad")
+    trouble = Roster(socket_dir, lambda: odd, scan=False)().trouble
+    assert trouble == "b\\udcff.toml: bad\nc.toml: bad"
 
 
 def test_configured_ranks_come_first_and_once(socket_dir):

@@ -9,6 +9,7 @@ import pytest
 
 from preloadd.errors import ConfigError
 from preloadd.supervisor.sources import Source
+from tests.threads import threads_left
 
 pytestmark = pytest.mark.anyio
 
@@ -100,15 +101,45 @@ async def test_an_error_is_trouble_and_what_was_known_still_holds(caplog):
     assert caplog.text.count("no such file") == 1
 
 
-async def test_a_fault_of_ours_ends_whoever_watches():
-    source = Source("zero", lambda: 1 // 0, 0)
-    with pytest.raises(BaseExceptionGroup) as caught:
-        async with watching(source):
-            await anyio.sleep(5)
-    assert caught.group_contains(ZeroDivisionError)
+async def test_any_other_fault_is_trouble_and_its_traceback_is_logged_once(caplog):
+    faults = [OSError(5, "Input/output error")] * 3
+
+    def ask() -> str:
+        if faults:
+            raise faults.pop()
+        return "there"
+
+    source = Source("the list", ask, "")
+    async with watching(source):
+        await source.known.wait()
+        assert source.trouble == "the list: this supervisor failed to ask it: its log says why"
+        await until(lambda: source.value)
+        assert source.trouble == ""
+    assert caplog.text.count("Traceback") == 1
+    assert "Input/output error" in caplog.text
+
+
+async def test_what_an_error_names_can_be_told():
+    def ask() -> str:
+        raise ConfigError("no file b\udcff")
+
+    source = Source("the list", ask, "")
+    async with watching(source):
+        await source.known.wait()
+        assert source.trouble == "the list: no file b\\udcff"
 
 
 @pytest.mark.slow
 async def test_the_process_ends_though_one_hangs():
     with anyio.fail_after(10):
         await anyio.run_process([sys.executable, "-c", HANGS], stderr=None)
+
+
+async def test_without_a_thread_it_is_in_trouble_and_asks_again():
+    source = Source("counter", lambda: 1, 0)
+    with threads_left(0):
+        async with watching(source):
+            await until(lambda: "ulimit" in source.trouble)
+    async with watching(source):
+        await until(lambda: source.value)
+    assert source.trouble == ""

@@ -65,6 +65,10 @@ def test_no_ranks_are_not_healthy():
             "CPU-1: answers as CPU-7",
         ),
         (
+            Snapshot("CPU-1", State.SERVING, divided="CPU-0 has other files"),
+            "CPU-1: CPU-0 has other files",
+        ),
+        (
             STUCK,
             "CPU-1: stuck: no answer for 3 s (process 7): see its log, and restart it if it hangs",
         ),

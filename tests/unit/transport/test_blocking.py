@@ -22,6 +22,7 @@ from preloadd.linux import peers, seqpacket
 from preloadd.protocol import codec
 from preloadd.protocol import messages as m
 from preloadd.transport.blocking import Client, Link, connect
+from tests.listening import listen
 
 CHANGED = m.StateChanged(state=State.SERVING)
 HELD = m.MemoryHeld(nbytes=7)
@@ -265,7 +266,7 @@ class TestConnect:
         return socket_dir / "rank.sock"
 
     def test_reaches_who_listens(self, path):
-        with seqpacket.listen(path, 0o600, 1) as listener, connect(path, timeout=1) as client:
+        with listen(path, 0o600, 1) as listener, connect(path, timeout=1) as client:
             daemon, _ = listener.accept()
             with daemon:
                 tell(daemon, HELD)
@@ -279,7 +280,7 @@ class TestConnect:
 
     @pytest.mark.parametrize("make", ["stale", "file"])
     def test_finds_nobody_listening(self, path, make):
-        seqpacket.listen(path, 0o600, 1).close() if make == "stale" else path.touch()
+        listen(path, 0o600, 1).close() if make == "stale" else path.touch()
         with pytest.raises(Unavailable, match=f"nobody listens on {path}: .*start it") as caught:
             connect(path, timeout=1)
         assert caught.value.reason == "absent"
@@ -292,12 +293,12 @@ class TestConnect:
                 connect(path, timeout=1)
 
     def test_may_be_forbidden(self, path, unprivileged):
-        with seqpacket.listen(path, 0, 1), unprivileged():
+        with listen(path, 0, 1), unprivileged():
             with pytest.raises(AccessDenied, match=rf"{path}: list .*access.groups"):
                 connect(path, timeout=1)
 
     def test_does_not_wait_longer_than_told(self, path):
-        with seqpacket.listen(path, 0o600, 0):
+        with listen(path, 0o600, 0):
             with connect(path, timeout=1):
                 with pytest.raises(Unavailable, match=f"{path} took no connection within 0.05 s"):
                     connect(path, timeout=0.05)
@@ -315,7 +316,7 @@ class TestConnect:
             assert peers.peer(sock).pid == os.getpid()
             raise InsecurePath("the daemon runs as user 1000")
 
-        with seqpacket.listen(path, 0o600, 1), pytest.raises(InsecurePath, match="user 1000"):
+        with listen(path, 0o600, 1), pytest.raises(InsecurePath, match="user 1000"):
             connect(path, timeout=1, check=check)
 
 

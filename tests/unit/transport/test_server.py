@@ -1,3 +1,4 @@
+import re
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing, suppress
@@ -8,6 +9,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
+from preloadd.domain.access import Peer
 from preloadd.domain.ids import LeaseId
 from preloadd.domain.lifecycle import State
 from preloadd.errors import AccessDenied, ErrorCode
@@ -17,6 +19,7 @@ from preloadd.protocol import messages as m
 from preloadd.transport.aio import Limits, Link, Session
 from preloadd.transport.blocking import connect
 from preloadd.transport.server import Server
+from tests.listening import listen
 
 pytestmark = pytest.mark.anyio
 
@@ -86,7 +89,7 @@ async def serving(
 ) -> AsyncIterator[None]:
     """A server at `path` (or of a `listener`), for as long as the block lasts."""
     server = Server(handler or Desk(), admit, Limits(**limits))
-    listener = listener or seqpacket.listen(path, 0o600, 16)
+    listener = listener or listen(path, 0o600, 16)
     with listener:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(server.serve, listener)
@@ -263,7 +266,44 @@ async def test_too_many_clients_are_told_to_come_back(path, caplog):
                         assert "2 clients" in reply.detail
             await anyio.wait_all_tasks_blocked()
             await good(path)
-    assert caplog.text.count("more are turned away") == 1
+    assert caplog.text.count("was turned away") == 1
+
+
+async def test_one_user_cannot_take_the_room_of_others_nor_two_that_of_the_daemons(
+    path, caplog, monkeypatch
+):
+    """Of six connections a user may have two; two are kept for root and the daemon's own user."""
+    monkeypatch.setattr("os.geteuid", lambda: 7)
+    users = iter([1000, 1000, 1000, 1001, 1000, 1001, 1002, 7, 0, 0, 1000])
+
+    def admit(sock):
+        return Peer(1, next(users), frozenset())
+
+    async with serving(path, admit=admit, connections=6):
+        stay: list[Caller] = []
+
+        async def comes(refusal: str) -> None:
+            caller = Caller(path)
+            stay.append(caller)
+            caller.ask(MEMORY)
+            told = await caller.told()
+            if refusal:
+                assert told.reason is m.Reason.BUSY
+                assert re.search(f"{refusal}.*`ss -xp`", told.detail)
+            else:
+                assert told == HELD
+
+        own = "user 1000 has 2 connections already, as many as one may have"
+        for refusal in ["", "", own, "", own, "", "4 clients .* kept for the daemons", "", ""]:
+            await comes(refusal)
+        await comes("6 clients are connected already")
+        stay[0].link.close()
+        await anyio.wait_all_tasks_blocked()
+        await comes("")
+        for caller in stay:
+            caller.link.close()
+    assert caplog.text.count("was turned away") == 1
+    assert "a client of user 1000 was turned away" in caplog.text
 
 
 # The daemon's own limits and ends.
@@ -336,7 +376,7 @@ async def test_resumed_leases_count(path, pair):
 
 
 async def test_an_inherited_listener_serves_who_came_before(path):
-    listener = seqpacket.listen(path, 0o600, 16)
+    listener = listen(path, 0o600, 16)
     with Caller(path) as caller:
         caller.ask(MEMORY)
         async with serving(path, listener=listener):
@@ -345,7 +385,7 @@ async def test_an_inherited_listener_serves_who_came_before(path):
 
 @pytest.mark.parametrize("steps", range(6))
 async def test_a_daemon_that_ends_at_once_leaves_no_socket_open(path, steps):
-    listener = seqpacket.listen(path, 0o600, 16)
+    listener = listen(path, 0o600, 16)
     with Caller(path) as caller:
         async with serving(path, listener=listener):
             for _ in range(steps):

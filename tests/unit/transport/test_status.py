@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from preloadd.domain.lifecycle import State
-from preloadd.errors import ProtocolViolation, Unavailable
+from preloadd.errors import AccessDenied, ProtocolViolation, Unavailable
 from preloadd.protocol import codec
-from preloadd.protocol.messages import Done, Refused, Reply, StatusTold
+from preloadd.protocol.messages import Done, NotAvailable, Reason, Refused, Reply, StatusTold
 from preloadd.transport.status import ask_status
 
 TOLD = StatusTold(
@@ -60,7 +60,24 @@ def test_nobody_there(socket_dir):
         ask_status(socket_dir / "s", timeout=1)
 
 
-@pytest.mark.parametrize("reply", [Done(), Refused(code="internal", detail="busy")])
-def test_any_other_answer_is_a_violation(socket_dir, reply):
-    with daemon(socket_dir / "s", reply), pytest.raises(ProtocolViolation):
+def test_what_answers_no_question_for_a_status_is_a_violation(socket_dir):
+    with daemon(socket_dir / "s", Done()), pytest.raises(ProtocolViolation, match="done"):
+        ask_status(socket_dir / "s", timeout=5)
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        Refused(code="internal", detail="see log"),
+        NotAvailable(reason=Reason.BUSY, detail="256 clients"),
+    ],
+)
+def test_a_rank_that_does_not_tell_is_named(socket_dir, reply):
+    with daemon(socket_dir / "s", reply), pytest.raises(ProtocolViolation, match=str(socket_dir)):
+        ask_status(socket_dir / "s", timeout=5)
+
+
+def test_who_may_not_ask_is_told_so(socket_dir):
+    reply = Refused(code="denied", detail="user 5 may not")
+    with daemon(socket_dir / "s", reply), pytest.raises(AccessDenied, match="user 5 may not"):
         ask_status(socket_dir / "s", timeout=5)

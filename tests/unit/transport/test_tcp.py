@@ -6,7 +6,7 @@ import anyio
 import pytest
 
 from preloadd.transport import tcp
-from preloadd.transport.tcp import Wire
+from preloadd.transport.tcp import Port, Wire
 
 pytestmark = pytest.mark.anyio
 
@@ -65,6 +65,27 @@ async def test_a_taken_port_is_an_error_and_a_left_one_is_none(free):
     assert caught.value.errno == errno.EADDRINUSE
     (again,) = await tcp.listen(HERE, free)
     again.close()
+
+
+async def test_a_port_is_tried_again_while_it_is_taken_and_says_so_once(free, monkeypatch, caplog):
+    monkeypatch.setattr(tcp, "_AGAIN_S", 0.02)
+    port = Port(lambda: tcp.listen(HERE, free), lambda error: f"no port: {error.strerror}")
+    came = []
+    async with anyio.create_task_group() as tasks:
+        with socket.create_server((HERE, free)):
+            tasks.start_soon(port.serve, lambda sock, _: came.append(sock), "a guest")
+            await port.tried.wait()
+            await anyio.sleep(0.1)
+            assert port.fault == "no port: Address already in use"
+        with anyio.fail_after(2):
+            while port.fault:  # noqa: ASYNC110
+                await anyio.sleep(0.005)
+            with socket.create_connection((HERE, free)):
+                while not came:  # noqa: ASYNC110
+                    await anyio.sleep(0.005)
+        came.pop().close()
+        tasks.cancel_scope.cancel()
+    assert caplog.messages == ["no port: Address already in use"]
 
 
 def meaning(*hosts: str):
@@ -149,14 +170,6 @@ async def test_posting_to_a_peer_that_is_gone_is_no_error(wires):
         await anyio.sleep(0.01)
     with suppress(ConnectionError):
         assert await ours.receive() == b""
-
-
-async def test_peers_are_named():
-    ours, theirs = _pair()
-    with theirs:
-        with ours:
-            assert tcp.peer_named(ours) == f"{HERE}:{theirs.getsockname()[1]}"
-        assert tcp.peer_named(ours) == "a host that is gone"
 
 
 async def test_all_is_sent_however_slowly_it_is_read(wires):

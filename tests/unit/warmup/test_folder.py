@@ -194,10 +194,12 @@ def test_what_a_user_may_not_do_is_told_with_the_whole_path(socket_dir, table):
         one.chmod(0o755)
     os.seteuid(65534)
     try:
+        found = folder.tables(socket_dir, HASH)
         with pytest.raises(PermissionError, match=f"'{socket_dir}/{HASH}/autotune"):
-            folder.tables(socket_dir, HASH)
+            folder.stored(socket_dir, HASH, ONE)
     finally:
         os.seteuid(0)
+    assert [(one.fault, one.table, one.ends) for one in found] == [(folder.CLOSED, None, False)] * 2
     for one in (socket_dir / HASH).iterdir():
         one.chmod(0o644)
     os.seteuid(65534)

@@ -129,6 +129,30 @@ def test_what_else_can_be_wrong_is_named(raw, changes, named):
         parse(raw(**changes), "t.json")
 
 
+@pytest.mark.parametrize(
+    ("raw", "harmless"),
+    [
+        (b'{"_metadata": []}', True),
+        (b'{"_metadata": "x", "a": 5}', True),
+        (b'{"a": ["R", NaN]}', True),
+        (b'{"a": ["R", 1], "a": ["R", 1e999]}', True),
+        (b'{"a": ["R", NaN], "b": 5}', False),
+        (b'{"_metadata": {}, "_records": [], "b": ["R", NaN]}', False),
+        (b'{"a": ["R", ' + b"9" * 5000 + b"]}", False),
+        (b'{"_metadata": [], "a": ' + b"[" * 3000 + b"]" * 3000 + b"}", False),
+        (b"[NaN]", False),
+        (b"\xef\xbb\xbf{}", False),
+        (b'{"a": "\xff"}', False),
+    ],
+)
+def test_what_flashinfer_survives_is_refused_in_other_words(raw, harmless):
+    with pytest.raises(BadTable) as caught:
+        parse(raw, "t.json")
+    assert caught.value.harmless is harmless
+    assert ("no engine ends by it" in str(caught.value)) is harmless
+    assert ("an engine could end" in str(caught.value)) is not harmless
+
+
 @pytest.mark.parametrize("raw", [b"[]", b"null", b"5", b'"x"', b"", b"{", b'{"_records": null}'])
 def test_what_is_no_table_at_all(raw):
     with pytest.raises(BadTable, match=r"^t\.json: "):

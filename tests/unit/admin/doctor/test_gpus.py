@@ -50,6 +50,14 @@ def test_missing_nodes_are_told_with_what_makes_them(host, tool):
     assert "nvidia-modprobe -u -c 0" in remedy
 
 
+def test_nodes_are_those_that_the_driver_tells_of(host, tool):
+    host.gpus(A, minor=3)
+    tool("nvidia-smi", f"echo '{A}, NVIDIA H200, 143771 MiB, Enabled'")
+    assert [severity for severity, *_ in told(host)] == ["ok", "ok", "ok"]
+    (host.root / "dev/nvidia3").unlink()
+    assert told(host)[1][1].startswith("/dev/nvidia3: not there")
+
+
 def test_driver_without_gpus(host):
     host.gpus()
     assert told(host)[0][:2] == ("warning", "driver 580.95.05, 0 GPUs")

@@ -1,4 +1,7 @@
 import json
+import os
+
+import pytest
 
 from preloadd.admin.doctor.configuration import read
 from preloadd.admin.doctor.stores import examine
@@ -41,6 +44,15 @@ def test_a_pool_of_its_own_is_as_it_should_be(host):
     stores(host, "mooncake")
     ((severity, text, _),) = told(host)
     assert (severity, text) == ("ok", "Mooncake at 10.0.0.1:50051: daemons lend no memory")
+
+
+@pytest.mark.timeout(10)
+def test_a_pipe_in_the_place_of_its_file_is_not_waited_for(host):
+    path = configured(host)
+    path.unlink()
+    os.mkfifo(path)
+    stores(host, "mooncake")
+    assert told(host) == []  # by `config check`
 
 
 def test_a_folder_that_everybody_can_write(host):

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from preloadd.domain.devices import Device
+from preloadd.domain.devices import Device, Probe
 from preloadd.domain.settings import Memory
 from preloadd.memory.cuda.devices import probe
+from tests.driver_stand_in import build
 from tests.unit.memory.conftest import StandIn
 
 ONE = "GPU-1a1b2c3d-0000-4000-8000-0000000000da"
@@ -42,6 +45,29 @@ def test_each_gpu_is_told_without_using_it(cuda: StandIn, root: Path) -> None:
     )
     assert (found.driver, found.problem, found.hint) == ("580.95.05", "", "")
     assert cuda.alive() == 0
+
+
+PROBING = """
+import os, sys, msgspec
+from pathlib import Path
+from preloadd.memory.cuda.devices import probe
+print(msgspec.json.encode(probe(os.environ, Path(sys.argv[1]))).decode())
+"""
+
+
+def test_what_the_kernel_does_not_tell_is_asked_of_nvml(
+    cuda: StandIn, drivers: Path, root: Path
+) -> None:
+    """In a process of its own, which finds the library by its environment."""
+    told = root / "proc/driver/nvidia/gpus/0000:1a:00.0/information"
+    told.write_text(told.read_text().replace("Device Minor", "Device Major"))
+    for persistence in (True, False):
+        said = {"STAND_IN_DEVICES": ONE, "STAND_IN_PERSISTENCE": str(int(persistence))}
+        command = [sys.executable, "-c", PROBING, str(root)]
+        environ = {**os.environ, **build.cuda(drivers), **said}
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
+        (device,) = msgspec.json.decode(done.stdout, type=Probe).devices
+        assert (device.minor, device.persistence) == (5, persistence)
 
 
 def test_what_hides_gpus_is_told(cuda: StandIn, tmp_path: Path) -> None:

@@ -52,13 +52,17 @@ def test_a_device_that_is_hidden_is_refused_with_those_that_are_not(cuda: StandI
         open_device(TWO, os.environ)
     told = f"{TWO} is not to be seen here, only {ONE}, {THREE} (CUDA_VISIBLE_DEVICES=0,2)"
     assert str(caught.value) == told
-    with pytest.raises(NoSuchDevice, match="no GPU 2 here, only 2"):
+    with pytest.raises(NoSuchDevice, match=r"no GPU 2 here, only 2: .*CUDA_VISIBLE_DEVICES"):
         open_ordinal(2)
 
 
-def test_a_driver_without_what_is_needed_is_refused(cuda: StandIn) -> None:
-    cuda.setenv("STAND_IN_NO_VMM", "1")
-    with pytest.raises(NoSuchDevice, match=f"{ONE} .*virtual memory management.*memory = host"):
+@pytest.mark.parametrize(
+    ("lacking", "told"),
+    [("NO_VMM", "virtual memory management"), ("NO_FDS", "memory behind descriptors")],
+)
+def test_a_driver_without_what_is_needed_is_refused(cuda: StandIn, lacking: str, told: str) -> None:
+    cuda.setenv(f"STAND_IN_{lacking}", "1")
+    with pytest.raises(NoSuchDevice, match=f"{ONE} .*not support {told} .*memory = host"):
         open_ordinal(0)
 
 
@@ -85,6 +89,12 @@ def test_a_driver_that_does_not_start_says_what_to_do(
 def test_a_device_that_gives_no_context_failed(cuda: StandIn) -> None:
     cuda.fail("DevicePrimaryCtxRetain", 214)
     with pytest.raises(DeviceFailed, match=f"opening it failed on {ONE} .*ECC_UNCORRECTABLE.*Xid"):
+        open_ordinal(0)
+
+
+def test_a_device_without_room_for_a_context_is_full(cuda: StandIn) -> None:
+    cuda.fail("DevicePrimaryCtxRetain", 2)
+    with pytest.raises(OutOfRoom, match=f"opening it failed on {ONE} .*: {ONE} .* leaves 0 bytes"):
         open_ordinal(0)
 
 

@@ -81,7 +81,7 @@ def serving(port, kind):
         source = Source(port, kinds or [kind])
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(source.serve)
-            await source.tried.wait()
+            await source.port.tried.wait()
             yield source
             tasks.cancel_scope.cancel()
 

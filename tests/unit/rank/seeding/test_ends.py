@@ -76,7 +76,7 @@ def serving(kind):
         answering = ends.listener([kind])
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(answering.serve)
-            await answering.tried.wait()
+            await answering.port.tried.wait()
             yield
             tasks.cancel_scope.cancel()
 
@@ -249,7 +249,7 @@ async def test_a_target_does_not_wait_for_its_own_files(target, wanted, tls, tmp
     assert seeded.outcome is Outcome.REFUSED
     assert seeded.why in (
         f"seed.tls_cert: {fifo} is no regular file: give the path of a PEM file",
-        f"{ON_DISK} did not answer within 0.2 s: see to it",
+        f"{ON_DISK} did not answer within 0.2 s",
     )
 
 
@@ -277,7 +277,7 @@ async def test_strangers_do_not_fill_the_log_where_there_is_no_certificate(
     answering = Ends(settings, {}, [OWN]).listener([kind])
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(answering.serve)
-        await answering.tried.wait()
+        await answering.port.tried.wait()
         for _ in range(5):
             wire = await tcp.connect(place.host, place.port)
             assert await wire.receive() == b""
@@ -300,7 +300,7 @@ async def test_an_address_of_another_host_is_said_to_be_none(serving, source, po
     caplog.set_level(logging.INFO)
     async with serving(replace(source(), listen=Endpoint(host, port)), OWN):
         pass
-    told = [record.message for record in caplog.records if record.name == listener.__name__]
+    told = [record.message for record in caplog.records if record.name == tcp.__name__]
     assert len(told) == 1
     assert told[0].startswith(f"others cannot be seeded at {host}:{port}: ")
     assert f"{host} is no address of this host: correct listen_host, or --seed-" in told[0]

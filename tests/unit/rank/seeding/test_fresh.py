@@ -7,8 +7,8 @@ import pytest
 
 from preloadd.errors import ConfigError, ReadFailed
 from preloadd.rank.seeding import fresh as fresh_of
-from preloadd.rank.seeding.fresh import AGAIN_S, LOOK_S, Disk, Fresh
-from preloadd.transport.threads import MOST
+from preloadd.rank.seeding.fresh import AGAIN_S, LOOK_S, Fresh, ask
+from preloadd.transport.threads import MOST, Threads
 
 pytestmark = pytest.mark.anyio
 
@@ -149,4 +149,4 @@ async def test_a_disk_has_no_other_errors_than_those_of_the_tree():
         raise PermissionError(13, "Permission denied", "/x")
 
     with pytest.raises(ReadFailed, match="Permission denied: '/x'"):
-        await Disk("the disk").ask(gone, within=LOOK_S)
+        await ask(Threads("the disk"), gone, within=LOOK_S)

@@ -1,9 +1,5 @@
 """A rehearsal with stand-ins for the engine that are real processes and follow a script."""
 
-import os
-import sys
-import threading
-import time
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -11,43 +7,22 @@ from pathlib import Path
 import anyio
 import pytest
 
-import preloadd
 from preloadd.domain.placement import Parallel, place
-from preloadd.domain.settings import Builder, Deadlines, Memory, Rendezvous, Versions, Warmup
-from preloadd.linux.notify import Notifier
+from preloadd.domain.settings import Builder, Memory, Rendezvous, Versions, Warmup
 from preloadd.rank.fellows import Fellows
 from preloadd.rank.gate import Gate
-from preloadd.rank.parking import Parking
-from preloadd.rank.service import Service
-from preloadd.rank.warmup import rehearsal
-from preloadd.rank.warmup.caches import Caches, Listing
+from preloadd.rank.warmup.caches import Listing
 from preloadd.rank.warmup.rehearsal import (
     Outcome,
     Rehearsal,
     Rehearsed,
-    WarmUp,
     hindrance,
     rehearse,
 )
-from preloadd.transport.threads import settle
 from tests.unit.rank.conftest import open_descriptors
 
 pytestmark = pytest.mark.anyio
 
-ROOT = Path(preloadd.__file__).parents[1]
-
-PROLOGUE = """
-import os, signal, socket, subprocess, sys, time
-from pathlib import Path
-from preloadd.linux.passed import inherited
-from preloadd.protocol import codec, messages as m
-from preloadd.transport.blocking import Link
-(fd,) = inherited(os.environ, os.getpid())["link"]
-link = Link(socket.socket(fileno=fd.take()))
-settings = codec.decode_order(link.receive().data).settings
-def say(phase):
-    link.send(codec.encode(m.Progress(phase=phase)))
-"""
 GRANDCHILD = """
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 Path(os.environ["PIDS"]).write_text(f"{child.pid} {os.getpid()}")
@@ -55,38 +30,6 @@ Path(os.environ["PIDS"]).write_text(f"{child.pid} {os.getpid()}")
 
 
 SHARED = Warmup(trust_bundles=True)
-
-
-@pytest.fixture
-def group(settings):
-    """Settings of the first rank of a group of its own, with short deadlines."""
-    return replace(
-        settings,
-        model=replace(settings.model, builder=Builder.VLLM),
-        deadlines=Deadlines(silence=5.0, stop=1.0),
-        warmup=Warmup(deadline=20.0),
-    )
-
-
-@pytest.fixture
-def pids(tmp_path):
-    return tmp_path / "pids"
-
-
-@pytest.fixture
-def scripted(tmp_path, pids):
-    """A rehearsal whose engine does as a script says."""
-
-    def scripted(script: str) -> Rehearsal:
-        environ = {
-            **os.environ,
-            "PYTHONPATH": str(ROOT),
-            "PIDS": str(pids),
-            "VLLM_CACHE_ROOT": str(tmp_path / "cache"),
-        }
-        return Rehearsal([sys.executable, "-c", PROLOGUE + script], environ, Caches.of(environ))
-
-    return scripted
 
 
 def gone(pids: Path) -> bool:
@@ -144,7 +87,7 @@ for number in range(5000):
     print("x" * 1000, number, file=sys.stderr)
 sys.exit(1)
 """
-    with caplog.at_level("DEBUG", "preloadd.rank.warmup.engine"):
+    with caplog.at_level("DEBUG", "preloadd.rank.warmup.rehearsal_engine"):
         assert (await scripted(script).run(group, Gate(), within=20.0)).why
     said = [record.getMessage() for record in caplog.records]
     assert 2000 < len(said) < 2050
@@ -213,159 +156,21 @@ async def test_cancelling_ends_the_engine(scripted, group, pids):
     assert gone(pids)
 
 
-# -- the whole of it --
+# -- with the group --
 
 
-@pytest.fixture
-def service(group):
-    return Service(group, Parking(Notifier({})), clock=time.monotonic)
-
-
-@pytest.mark.parametrize("script", ["say('done')", "sys.exit(1)"])
-async def test_the_gate_is_open_afterwards_however_it_went(scripted, group, service, script):
-    gate = service.close_gate()
-    done = await rehearse(scripted(script), group, service, gate, Fellows({}), within=20.0)
-    assert (done.outcome is Outcome.DONE) == ("done" in script)
-    with anyio.fail_after(1):
-        await gate.opened()
-    assert service.changed()[0].warming == ""
-
-
-async def test_ranks_that_do_not_come_are_not_waited_for_for_ever(
-    scripted, group, service, socket_dir
-):
+async def test_ranks_that_do_not_come_are_not_waited_for_for_ever(scripted, group, socket_dir):
     fellows = Fellows({"CPU-1": socket_dir / "nobody.sock"})
-    gate = service.close_gate()
-    done = await rehearse(scripted("say('done')"), group, service, gate, fellows, within=0.2)
+    done = await rehearse(scripted("say('done')"), group, Gate(), fellows, within=0.2)
     assert (done.outcome, done.why) == (Outcome.FAILED, "these ranks do not serve: CPU-1")
-    await gate.opened()
 
 
-async def test_nothing_is_started_where_the_gate_is_to_be_opened_already(
-    scripted, group, service, pids
-):
-    gate = service.close_gate()
+async def test_nothing_is_started_where_the_gate_is_to_be_opened_already(scripted, group, pids):
+    gate = Gate()
     gate.end("a release")
     script = scripted(f"{GRANDCHILD}\nsay('done')")
-    done = await rehearse(script, group, service, gate, Fellows({}), within=20.0)
+    done = await rehearse(script, group, gate, Fellows({}), within=20.0)
     assert (done.outcome, done.why, pids.exists()) == (Outcome.ENDED, "a release", False)
-
-
-# -- as a daemon has it --
-
-
-async def no() -> bool:
-    return False
-
-
-async def yes() -> bool:
-    return True
-
-
-async def test_a_daemon_begins_before_a_load_and_finishes_when_it_serves(scripted, group, service):
-    warm_up = WarmUp(scripted("say('done')"), group, service, Fellows({}))
-    assert await warm_up.finish(no, lambda _: None) is None  # adopted weights are warm
-    warm_up.begin()
-    assert service.warms_up()
-    done = await warm_up.finish(no, lambda _: None)
-    assert (done.outcome, service.warms_up()) == (Outcome.DONE, False)
-    assert warm_up.told() == (str(done),)
-    warm_up.begin()
-    assert warm_up.told() == ()
-    assert await warm_up.finish(yes, lambda _: None) is None
-    assert not service.warms_up()
-    warm_up.begin()
-    warm_up.give_up()
-    assert await warm_up.finish(no, lambda _: None) is None
-    assert not service.warms_up()
-
-
-async def test_a_daemon_without_a_rehearsal_has_no_gate(group, service):
-    warm_up = WarmUp(None, group, service, Fellows({}))
-    warm_up.begin()
-    assert not service.warms_up()
-    assert await warm_up.finish(no, lambda _: None) is None
-    assert "nothing is tuned for a processor" in warm_up.told()[0]
-    alone = replace(group, instance="CPU-0.draft", warmup=SHARED)
-    (line,) = WarmUp(None, alone, service, Fellows({})).told()
-    assert line.startswith("no engine warms up here: a draft model")
-
-
-# -- as the next life has it --
-
-
-@pytest.fixture
-def lives(group, service, scripted):
-    """`lives(script)`: the warm-up of one more life of the same rank, whose engine does that."""
-    Path(group.socket_dir, group.instance).mkdir(mode=0o700)
-    return lambda script: WarmUp(scripted(script), group, service, Fellows({}))
-
-
-def told_by(next_life: WarmUp) -> tuple[str, ...]:
-    next_life.adopted()
-    return next_life.told()
-
-
-async def test_a_life_that_adopts_says_how_the_warm_up_before_it_ended(lives, group):
-    assert told_by(lives("")) == ()
-    first = lives("sys.exit(3)")
-    first.begin()
-    (cut,) = told_by(lives(""))
-    assert "cut off as their daemon ended, and the first engine does it" in cut
-    assert "preloadctl release tests, then preloadctl load tests" in cut
-    failed = await first.finish(no, lambda _: None)
-    assert told_by(lives("")) == (str(failed),)
-    assert "ended with 3" in str(failed)
-    for script, needless in (("say('done')", no), ("", yes)):
-        life = lives(script)
-        life.adopted()
-        life.begin()
-        assert life.told() == ()
-        await life.finish(needless, lambda _: None)
-        assert told_by(lives("")) == ()
-
-
-async def test_a_warm_up_that_is_cancelled_was_cut_off(lives):
-    first = lives("time.sleep(600)")
-    first.begin()
-    with anyio.move_on_after(0.1):
-        await first.finish(no, lambda _: None)
-    assert "was cut off" in told_by(lives(""))[0]
-
-
-async def test_a_rank_that_does_not_rehearse_says_why_not_whatever_was_before(
-    lives, group, service
-):
-    lives("").begin()
-    assert "no engine warms up here" in told_by(WarmUp(None, group, service, Fellows({})))[0]
-
-
-async def test_what_a_load_without_a_rehearsal_leaves_is_not_called_cut_off(lives, group, service):
-    lives("").begin()
-    WarmUp(None, group, service, Fellows({})).begin()
-    assert told_by(lives("")) == ()
-
-
-async def test_caches_that_hang_hold_up_no_warm_up(scripted, group, service, monkeypatch):
-    monkeypatch.setattr(rehearsal, "_LIST_S", 0.1)
-    answer = threading.Event()
-    monkeypatch.setattr(Caches, "listing", lambda _: answer.wait(30))
-    warm_up = WarmUp(scripted("say('done')"), group, service, Fellows({}))
-    warm_up.begin()
-    began = time.monotonic()
-    done = await warm_up.finish(no, lambda _: None)
-    assert (done.outcome, done.made) == (Outcome.DONE, None)
-    assert str(done).startswith("warmed up in ")
-    assert time.monotonic() - began < 5
-    answer.set()
-    settle(5)
-
-
-async def test_a_folder_that_cannot_be_written_hinders_nobody(scripted, group, service, caplog):
-    warm_up = WarmUp(scripted("say('done')"), group, service, Fellows({}))
-    warm_up.begin()
-    assert "not-warm.txt could not be written: No such file" in caplog.text
-    assert (await warm_up.finish(no, lambda _: None)).outcome is Outcome.DONE
 
 
 # -- who rehearses, and with what --
@@ -450,26 +255,3 @@ def test_an_engine_sees_the_devices_of_all_ranks_in_their_order(group):
 def test_people_read_what_became_of_it():
     done = Rehearsed(Outcome.FAILED, 1.25, "a reason")
     assert str(done) == "the warm-up failed in 1.2 s, and the first engine does it: a reason"
-
-
-async def test_what_is_looked_for_takes_no_longer_than_warm_up_may(scripted, group, service):
-    short = replace(group, warmup=replace(group.warmup, deadline=0.2))
-    warm_up, told = WarmUp(scripted("say('done')"), short, service, Fellows({})), []
-    warm_up.begin()
-    rehearsed = await warm_up.finish(anyio.sleep_forever, told.append)
-    assert rehearsed.outcome is Outcome.FAILED
-    assert "took longer than 0.2 s" in warm_up.told()[0]
-    assert told
-    assert service.changed()[0].warming == ""
-
-
-async def test_whoever_cannot_wait_ends_the_looking_as_well(scripted, group, service):
-    warm_up = WarmUp(scripted("say('done')"), group, service, Fellows({}))
-    warm_up.begin()
-
-    async def ended():
-        service._gate.end("a release")
-        await anyio.sleep_forever()
-
-    rehearsed = await warm_up.finish(ended, lambda _: None)
-    assert (rehearsed.outcome, rehearsed.why) == (Outcome.ENDED, "a release")

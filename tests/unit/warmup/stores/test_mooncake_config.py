@@ -1,6 +1,7 @@
 """The same file as vLLM's: what that takes is taken, what it refuses is refused with its key."""
 
 import json
+import os
 import string
 
 import pytest
@@ -107,6 +108,25 @@ def test_no_file_and_no_variable(tmp_path):
         read_config({})
     with pytest.raises(ConfigError, match=r"/none cannot be read \(No such file"):
         read_config({"MOONCAKE_CONFIG_PATH": str(tmp_path / "none")})
+
+
+@pytest.mark.timeout(10)
+@pytest.mark.parametrize("put", [os.mkfifo, os.mkdir])
+def test_what_is_no_regular_file_is_told_and_not_waited_for(tmp_path, put):
+    path = tmp_path / "there"
+    put(path)
+    (tmp_path / "link").symlink_to(path)
+    for named in (path, tmp_path / "link"):
+        told = f"^MOONCAKE_CONFIG_PATH: {named} is no regular file: name one$"
+        with pytest.raises(ConfigError, match=told):
+            read_config({"MOONCAKE_CONFIG_PATH": str(named)})
+
+
+def test_links_are_followed(read, tmp_path):
+    config = read(GOOD)
+    link = tmp_path / "link"
+    link.symlink_to("mooncake.json")
+    assert read_config({"MOONCAKE_CONFIG_PATH": str(link)}) == config
 
 
 @given(st.text(string.digits + ". gGmMkKbB", max_size=8))

@@ -3,6 +3,7 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import resource
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -147,14 +148,17 @@ def test_a_folder_opened_later_is_not_trusted(cache: DigestCache, folder: Path) 
     assert cache.recall(FILE, lambda: OTHER) == OTHER
 
 
-def test_leftovers_of_a_crash_are_overwritten(cache: DigestCache, folder: Path) -> None:
-    cache.recall(FILE, lambda: DIGEST)
-    path = entry(folder)
-    path.unlink()
-    path.with_suffix(".new").write_bytes(b"half")
+def test_leftovers_of_a_crash_are_in_nobodys_way_and_go_with_the_oldest(
+    cache: DigestCache, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(digest_cache, "MAX_ENTRIES", 1)
+    folder.mkdir(parents=True, mode=0o700)
+    for name in (".1-2.json.0123456789abcdef", "1-2.new"):
+        (folder / name).write_bytes(b"half")
+        os.utime(folder / name, ns=(0, 0))
     cache.recall(FILE, lambda: DIGEST)
     assert cache.recall(FILE, never) == DIGEST
-    assert not list(folder.glob("*.new"))
+    assert sorted(path.name for path in folder.iterdir()) == ["1-2.json", "lock"]
 
 
 def test_an_entry_that_cannot_be_written_costs_only_time(
@@ -163,10 +167,28 @@ def test_an_entry_that_cannot_be_written_costs_only_time(
     cache.recall(FILE, lambda: DIGEST)
     path = entry(folder)
     path.unlink()
-    path.with_suffix(".new").mkdir()
+    path.mkdir()
     with caplog.at_level(logging.WARNING):
         assert cache.recall(FILE, lambda: OTHER) == OTHER
-    assert str(path) in caplog.text
+    assert f"the digest was not kept: [Errno 21] Is a directory: '{path}'" in caplog.text
+    assert sorted(path.name for path in folder.iterdir()) == [path.name, "lock"]
+
+
+def test_an_entry_of_which_the_disk_takes_a_part_is_not_kept(
+    cache: DigestCache, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache.recall(FILE, lambda: DIGEST)
+    before = entry(folder).read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20, limits[1]))
+    try:
+        changed = FileIdentity(1, 2, 3, 4, 99)
+        assert cache.recall(changed, lambda: OTHER) == OTHER
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert entry(folder).read_bytes() == before
+    assert f"the digest was not kept: [Errno 27] File too large: '{entry(folder)}'" in caplog.text
+    assert len(list(folder.iterdir())) == 2
 
 
 def test_a_failure_is_not_kept(cache: DigestCache, folder: Path) -> None:

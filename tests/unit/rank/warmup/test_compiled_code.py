@@ -9,7 +9,7 @@ import pytest
 
 from preloadd.engine import bundles
 from preloadd.protocol.messages import Warmable
-from preloadd.rank.warmup.bundling import Bundling
+from preloadd.rank.warmup.compiled_code import CompiledCode
 from preloadd.warmup.bundles.manifest import BadBundle
 from preloadd.warmup.seeding.compile_cache import BUNDLE, KIND, WHOLE
 from preloadd.warmup.seeding.kinds import Outcome, Seeded, Unfit
@@ -42,10 +42,8 @@ def stores(tmp_path):
         yield made
 
 
-def bundling(stores=None, *, trusted=True, fetch=None):
-    return Bundling(
-        trusted=trusted, stores=lambda: stores, fetch=fetch, within=5.0, wall=lambda: 0.0
-    )
+def code(stores=None, *, trusted=True, fetch=None):
+    return CompiledCode(trusted=trusted, stores=lambda: stores, fetch=fetch, wall=lambda: 0.0)
 
 
 @asynccontextmanager
@@ -62,14 +60,14 @@ async def working(one, word):
 
 async def rehearsed(one, told, root):
     """`one` after an engine has compiled."""
-    assert not await one.found(told)
+    assert not await one.found(told, within=5.0)
     write(root)
     await one.rehearsed()
 
 
 async def of_another_host(stores, told, root):
     """What has given its code to the stores; `root` is then as on a host that has none."""
-    source = bundling(stores)
+    source = code(stores)
     await rehearsed(source, told, root)
     async with working(source, "given to others"):
         pass
@@ -97,7 +95,7 @@ def answering(source):
 async def test_what_an_engine_compiled_is_given_to_stores_and_had_by_another_host(
     root, told, stores, tmp_path
 ):
-    source = bundling(stores)
+    source = code(stores)
     await rehearsed(source, told, root)
     async with working(source, "given to others"):
         pass
@@ -106,8 +104,8 @@ async def test_what_an_engine_compiled_is_given_to_stores_and_had_by_another_hos
     root.rename(tmp_path / "elsewhere")
     root.mkdir()
 
-    target = bundling(stores, fetch=answering(source))
-    assert await target.found(told)
+    target = code(stores, fetch=answering(source))
+    assert await target.found(told, within=5.0)
     assert contents(root / "torch_compile_cache") == made
     assert "installed from the source, 2 folders" in target.told()[0]
     # And gives it to others itself, as after a load that found it there.
@@ -115,16 +113,25 @@ async def test_what_an_engine_compiled_is_given_to_stores_and_had_by_another_hos
         assert target.kind.resolve({"config_hash": HASH}) == source.kind.resolve(
             {"config_hash": HASH}
         )
-    again = bundling(stores)
-    assert await again.found(told)
+    again = code(stores)
+    assert await again.found(told, within=5.0)
     assert "as before, 2 folders" in again.told()[0]
+    assert (target.as_before, again.as_before) == (False, True)
+
+
+async def test_an_engine_that_had_all_from_a_source_makes_nothing_new_of_it(root, told, stores):
+    source = await of_another_host(stores, told, root)
+    target = code(stores, fetch=answering(source))
+    assert await target.found(told, within=5.0)
+    await target.rehearsed()
+    assert "installed from the source, 2 folders" in target.told()[0]
 
 
 async def test_without_trust_nothing_is_given_or_fetched_but_kept_in_mind(root, told, stores):
     async def fetch(*_, **__):
         raise AssertionError("a source was asked")
 
-    one = bundling(stores, trusted=False, fetch=fetch)
+    one = code(stores, trusted=False, fetch=fetch)
     await rehearsed(one, told, root)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(one.work)
@@ -134,8 +141,8 @@ async def test_without_trust_nothing_is_given_or_fetched_but_kept_in_mind(root, 
         tasks.cancel_scope.cancel()
     assert one.kind.resolve({"config_hash": HASH}) is None
     assert one.answer_of(HASH) == one.bundle_of(HASH) == {}
-    again = bundling(trusted=False, fetch=fetch)
-    assert await again.found(told)
+    again = code(trusted=False, fetch=fetch)
+    assert await again.found(told, within=5.0)
 
 
 @pytest.mark.parametrize(
@@ -151,32 +158,39 @@ async def test_what_is_not_to_be_had_is_told(root, told, stores, tmp_path, chang
     (tmp_path / "shared").mkdir()
 
     other = Warmable(config_hash=HASH, identity=told.identity | change)
-    target = bundling(stores, fetch=answering(source))
-    assert not await target.found(other)
+    target = code(stores, fetch=answering(source))
+    assert not await target.found(other, within=5.0)
     assert line in target.told()[0]
     target.let_go()
 
 
 async def test_without_a_store_or_a_bundle_engines_compile(root, told, stores):
-    target = bundling(None, fetch=answering(bundling()))
-    assert not await target.found(told)
+    target = code(None, fetch=answering(code()))
+    assert not await target.found(told, within=5.0)
     assert "there is no store" in target.told()[0]
     target.let_go()
-    target = bundling(stores, fetch=answering(bundling()))
-    assert not await target.found(told)
+    target = code(stores, fetch=answering(code()))
+    assert not await target.found(told, within=5.0)
     assert "not seeded (missing)" in target.told()[0]
     target.let_go()
-    assert not await target.found(Warmable(config_hash=HASH))
+    assert not await target.found(Warmable(config_hash=HASH), within=5.0)
     await target.rehearsed()
     assert target.told() == ()
 
 
+async def test_a_source_is_not_asked_when_there_is_no_time_left(root, told, stores):
+    target = code(stores, fetch=pytest.fail)
+    assert not await target.found(told, within=0.0)
+    assert "took all the time for that" in target.told()[0]
+    target.let_go()
+
+
 async def test_after_a_restart_it_is_given_again(root, told, stores):
-    first = bundling(stores)
+    first = code(stores)
     await rehearsed(first, told, root)
     async with working(first, "given to others"):
         pass
-    second = bundling(stores)
+    second = code(stores)
     second.adopted(told)
     async with working(second, "given to others"):
         assert second.kind.resolve({"config_hash": HASH})
@@ -184,30 +198,32 @@ async def test_after_a_restart_it_is_given_again(root, told, stores):
 
 async def test_a_bundle_that_no_engine_uses_is_told(root, told, stores, monkeypatch):
     source = await of_another_host(stores, told, root)
-    target = bundling(stores, fetch=answering(source))
-    assert await target.found(told)
+    target = code(stores, fetch=answering(source))
+    assert await target.found(told, within=5.0)
     other = root / "torch_compile_cache" / "9876543210"
     other.mkdir(mode=0o700)
     (other / "artifact").write_bytes(b"x")
-    monkeypatch.setattr("preloadd.rank.warmup.bundling._LOOK_S", 0.05)
+    monkeypatch.setattr("preloadd.rank.warmup.compiled_code._LOOK_S", 0.05)
     async with working(target, "installed but never used"):
         pass
 
 
 async def test_groups_that_compile_in_one_place_do_not_take_each_others_code(root, told):
-    one, other = bundling(), bundling()
-    assert not await one.found(told)
+    one, other = code(), code()
+    assert not await one.found(told, within=5.0)
     await rehearsed(other, told, root)
     assert "another group compiled there" in other.told()[0]
     await one.rehearsed()
     assert "2 folders made by an engine" in one.told()[0]
-    again = bundling()
-    assert not await again.found(Warmable(config_hash=HASH, identity=told.identity | {"cuda": "1"}))
+    again = code()
+    assert not await again.found(
+        Warmable(config_hash=HASH, identity=told.identity | {"cuda": "1"}), within=5.0
+    )
     await again.rehearsed()
 
 
 async def test_an_engine_on_the_host_takes_it_over(root, told, tmp_path):
-    one = bundling()
+    one = code()
     await rehearsed(one, told, root)
     asked = []
     async with anyio.create_task_group() as tasks:

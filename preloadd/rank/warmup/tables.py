@@ -5,12 +5,10 @@ Nothing in here is an error: what cannot be had in time is done without, and tol
 
 from __future__ import annotations
 
-import errno
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 import anyio
 import msgspec
@@ -23,18 +21,16 @@ from preloadd.protocol.messages import Tuned, Warmable
 from preloadd.rank import record
 from preloadd.rank.seeding.api import Fetch
 from preloadd.rank.warmup import places
-from preloadd.rank.warmup.places import Place
+from preloadd.rank.warmup.places import Disk, Place
 from preloadd.transport.threads import Threads
 from preloadd.warmup import folder
 from preloadd.warmup.names import TableName
-from preloadd.warmup.seeding.kinds import Kind, Outcome
+from preloadd.warmup.seeding.kinds import Outcome
 from preloadd.warmup.seeding.tables import TableKind, install_all
 from preloadd.warmup.stores.api import Shared
 from preloadd.warmup.table import BadTable, Table, parse
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 DISK_S = 15.0
 """Seconds that reading or installing tables on this host's disks may take."""
@@ -58,17 +54,21 @@ _Set = Mapping[str, bytes]
 
 
 class _Record(msgspec.Struct, frozen=True):
-    """What is kept for the next life: whose weights these are, and what their loader told."""
+    """What is kept for the next life: whose weights these are, what their loader told, and how it
+    failed to tune."""
 
     generation: str
     warmable: Warmable
+    failure: str = ""
 
 
-class Warming:
+class Tables:
     """What one rank does about tables. Implements `rank.loading.Warm`; `work` beside serving.
 
-    `record` is the file for its next life. `stores` opens what it shares with other hosts, which it
-    owns then; `within` seconds are all there is for a peer. Not `enabled`, nothing is tuned.
+    `kind` is what peers may ask for: tables from the disk, else from the stores. `record` is the
+    file for its next life. `stores` opens what it shares with other hosts, which it
+    owns then; `within` seconds are all there is for a peer in a load. Not `enabled`, nothing is
+    tuned.
     """
 
     def __init__(
@@ -80,16 +80,18 @@ class Warming:
         fetch: Fetch | None = None,
         within: float = 60.0,
     ) -> None:
+        self.kind = TableKind([self.on_disk, self.in_stores])
         self._record = record
         self._enabled = enabled
         self._open = stores
         self._opening = anyio.Lock()
         self._stores: Shared | None = None
         self._fetch = fetch
-        self._within = within
+        self._within = self._patience = within
         self._warmable: Warmable | None = None
         self._line = "" if enabled else _SWITCHED_OFF
-        self._bad = False
+        self._failure = ""
+        self._bad = self._unsure = False
         self._notes: list[str] = []
         self._published = ""
         self._to_publish: list[_Set] = []
@@ -112,6 +114,11 @@ class Warming:
     def warmable(self) -> Warmable | None:
         """What the loader of the weights told; None before that, and if it told nothing."""
         return self._warmable
+
+    @property
+    def patience(self) -> float:
+        """Seconds that are left for a peer in this load, whatever it is asked for."""
+        return self._patience
 
     @property
     def stores(self) -> Shared | None:
@@ -146,6 +153,7 @@ class Warming:
         """Tell how tuning ended, and have the stores get what was made."""
         if tuned.failure:
             self._say(f"tables: tuning failed, engines use defaults: {tuned.failure}", good=False)
+            self._failure = self._line
             return
         place = Place.of(warmable)
         self._say(f"tables: tuned {tuned.entries:,} entries in {tuned.seconds:.1f} s")
@@ -184,18 +192,17 @@ class Warming:
     async def _left(self, place: Place) -> Mapping[TableName, bytes] | None:
         """What is on the disk, in the order of ranks; None, and that is told, if that fails."""
         try:
-            stored = [(name, await self._soon(partial(place.stored, name))) for name in place.names]
+            return await self._disk.run(place.all_stored, within=DISK_S)
         except (PreloadError, OSError) as error:
             self._note(f"not published: {error}")
             return None
-        return {name: raw for name, raw in stored if raw is not None}
 
     async def _share(self, place: Place, found: Mapping[TableName, bytes]) -> None:
         def judged() -> str:
             return places.mixed([parse(raw, str(name)) for name, raw in found.items()])
 
         try:
-            why = await self._soon(judged)
+            why = await self._disk.run(judged, within=DISK_S)
         except (BadTable, OSError) as error:
             why = str(error)
         if why:
@@ -211,21 +218,26 @@ class Warming:
         """Keep what the loader told for the next life, which adopts its weights."""
         if self._warmable is None or not (self._warmable.root or self._warmable.identity):
             return
-        record.leave(self._record, msgspec.json.encode(_Record(generation, self._warmable)))
+        kept = _Record(generation, self._warmable, self._failure)
+        record.leave(self._record, msgspec.json.encode(kept))
 
-    def adopted(self, generation: str) -> None:
-        """Weights of an earlier life are served: its tables are given to others as well."""
+    def adopted(self, generation: str, *, makes: bool = False) -> None:
+        """Weights of an earlier life are served: its tables are given to others as well, and to the
+        stores if loads have some made: by the loader, or where this rank `makes` them."""
         try:
-            found = msgspec.json.decode(self._record.read_bytes(), type=_Record)
-        except (OSError, msgspec.MsgspecError, RecursionError):
+            found = msgspec.json.decode(record.left(self._record) or b"", type=_Record)
+        except (OSError, PreloadError, msgspec.MsgspecError, RecursionError):
             return
-        if found.generation == generation:
-            self._warmable = found.warmable
-            if found.warmable.root and self._enabled:
-                self._line = f"tables: as before, below {one_line(found.warmable.root)}"
+        if found.generation != generation:
+            return
+        told = self._warmable = found.warmable
+        if told.root and self._enabled and (makes or told.tunes):
+            before = f"tables: as before, below {one_line(told.root)}"
+            self._line, self._bad = found.failure or before, bool(found.failure)
+            self._look_later()
 
     async def work(self) -> None:
-        """Publish what was made, for as long as the daemon lives."""
+        """Publish what was made, or is there, for as long as the daemon lives."""
         try:
             await self.open()
         except PreloadError as error:
@@ -234,14 +246,39 @@ class Warming:
         while True:
             await self._due.wait()
             self._due = anyio.Event()
+            if self._unsure and self._warmable is not None:
+                self._unsure = False
+                await self._look(self._warmable)
             while self._to_publish:
                 await self._publish(self._to_publish.pop(0))
 
-    # -- what others hear --
+    def _look_later(self) -> None:
+        self._unsure = True
+        self._due.set()
 
-    def kinds(self) -> Sequence[Kind]:
-        """What peers may ask for: tables, from the disk, then from the stores."""
-        return [TableKind([self.on_disk, self.in_stores])]
+    async def _look(self, warmable: Warmable) -> None:
+        """See what is on the disk by now, when nobody waits for that: tell it if it is not what was
+        told, and have the first rank give it to the stores, which may have lost it."""
+        if (place := self._place(warmable)) is None:
+            return
+        disk = await self._on_disk(place)
+        if self._warmable is not warmable or disk.faults:
+            return
+        if disk.conflict:
+            self._conflicts(disk)
+        elif not disk.complete and not self._bad:
+            self._say(
+                f"tables: not there for all ranks, below {one_line(place.root)}: preloadctl "
+                "release and preloadctl load have them made, if there is something to tune"
+            )
+        if not disk.complete:
+            return
+        if self._bad:
+            self._say(f"tables: found on disk, {one_line(place.path)}")
+        if self._stores is not None and place.own == place.names[0]:
+            await self._share(place, await self._left(place) or {})
+
+    # -- what others hear --
 
     def tables_of(self, config_hash: str) -> Mapping[str, bytes]:
         """All tables of a configuration that engines can load, as files; for those that look for
@@ -298,18 +335,13 @@ class Warming:
     async def _found(self, place: Place) -> bool:
         """Whether nothing is to be tuned, since tables are there, were fetched, or cannot be put
         there."""
-        try:
-            disk = await self._soon(partial(places.on_disk, place))
-        except OSError as error:
-            self._note(f"{place.path.parent}: {error}")
-            disk = places.Disk()
-        for fault in disk.faults:
-            self._note(fault)
+        disk = await self._on_disk(place)
         if disk.conflict:
-            self._say(f"tables: not tuned: {disk.conflict}", good=False)
+            self._conflicts(disk)
             return True
         if disk.complete:
             self._say(f"tables: found on disk, {one_line(place.path)}")
+            self._look_later()
             return True
         for where, find in (("a shared store", self._of_stores), ("a peer", self._of_peer)):
             found = await find(place)
@@ -317,31 +349,37 @@ class Warming:
                 return True
         return False
 
+    async def _on_disk(self, place: Place) -> Disk:
+        """What the disk has of a place; its faults are told."""
+        try:
+            disk = await self._disk.run(partial(places.on_disk, place), within=DISK_S)
+        except OSError as error:
+            disk = Disk(faults=(f"{place.path.parent}: {error}",))
+        for fault in disk.faults:
+            self._note(fault)
+        return disk
+
     async def _of_stores(self, place: Place) -> Mapping[TableName, Table] | None:
         """All tables out of the stores, or None."""
         stores = self._stores
         if stores is None:
             return None
-        found: Mapping[TableName, Table] | None = None
         within = STORE_S * len(stores.names)
         try:
-            with anyio.fail_after(within):
-                found = await self._afar.run(partial(places.in_stores, stores, place))
-        except TimeoutError:
-            self._note(f"shared stores were not waited for any longer than {within:g} s")
+            return await self._afar.run(partial(places.in_stores, stores, place), within=within)
         except (PreloadError, OSError) as error:
             self._note(f"shared stores: {error}")
-        return found
+        return None
 
     async def _of_peer(self, place: Place) -> Mapping[TableName, Table] | None:
         """All tables of one peer, or None: those of several sweeps are not to be mixed."""
         if self._fetch is None:
             return None
         found: dict[TableName, Table] = {}
-        until = anyio.current_time() + self._within
+        until = anyio.current_time() + self._patience
         for name in place.names:
-            left = max(until - anyio.current_time(), 0.0)
-            seeded = await self._fetch(place.wanted(name), within=left)
+            seeded = await self._fetch(place.wanted(name), within=self._patience)
+            self._patience = max(until - anyio.current_time(), 0.0)
             if seeded.value is None:
                 self._note(f"not seeded ({seeded.outcome}): {seeded.why}")
                 return None
@@ -354,7 +392,7 @@ class Warming:
     async def _installed(self, place: Place, found: Mapping[TableName, Table], where: str) -> bool:
         try:
             install = partial(install_all, place.root, place.config_hash, found)
-            seeded = await self._soon(install)
+            seeded = await self._disk.run(install, within=DISK_S)
         except (PreloadError, OSError) as error:
             self._note(f"what {where} has cannot be installed: {error}")
             return False
@@ -364,14 +402,6 @@ class Warming:
         self._say(f"tables: installed from {where}, {one_line(place.path)}")
         return True
 
-    async def _soon(self, work: Callable[[], T]) -> T:
-        """What blocking `work` on the disk returns; its errors, or OSError if it takes too long."""
-        try:
-            with anyio.fail_after(DISK_S):
-                return await self._disk.run(work)
-        except TimeoutError:
-            raise OSError(errno.ETIMEDOUT, f"the disk did not answer for {DISK_S:g} s") from None
-
     async def _publish(self, held: _Set) -> None:
         """All of them, unless the first is there already, and another: whoever was first has its
         own there or is about to, and ranks are not to get some of each."""
@@ -380,12 +410,9 @@ class Warming:
         first = next(iter(held))
         try:
             for key, value in held.items():
-                with anyio.fail_after(PUBLISH_S):
-                    await self._afar.run(partial(self._stores.keep, key, value))
+                await self._afar.run(partial(self._stores.keep, key, value), within=PUBLISH_S)
                 if key == first and not await self._is_ours(key, value):
                     return
-        except TimeoutError:
-            self._note(f"publishing to the stores took more than {PUBLISH_S:g} s")
         except (PreloadError, OSError) as error:
             self._note(f"not published: {error}")
         else:
@@ -397,8 +424,8 @@ class Warming:
     async def _is_ours(self, key: str, value: bytes) -> bool:
         if self._stores is None:
             return False
-        with anyio.fail_after(PUBLISH_S):
-            there = await self._afar.run(partial(self._stores.find, key, MAX_NBYTES))
+        find = partial(self._stores.find, key, MAX_NBYTES)
+        there = await self._afar.run(find, within=PUBLISH_S)
         if there is not None and there != value:
             self._note(f"not published: a store has other tables already, which stay there: {key}")
         elif there is None and not self._stores.faults:
@@ -410,6 +437,10 @@ class Warming:
     def _begin(self, warmable: Warmable) -> None:
         self._warmable, self._notes, self._published = warmable, [], ""
         self._line, self._bad = "" if self._enabled else _SWITCHED_OFF, False
+        self._failure, self._patience, self._unsure = "", self._within, False
+
+    def _conflicts(self, disk: Disk) -> None:
+        self._say(f"tables: not tuned: {disk.conflict}", good=False)
 
     def _say(self, line: str, *, good: bool = True) -> None:
         self._line, self._bad = one_line(line)[:_MAX_TOLD], not good

@@ -54,12 +54,12 @@ for their own."""
 _MAX_TOLD = 500
 
 
-class Bundling:
+class CompiledCode:
     """What the first rank of a group does about what its engines compile; `work` beside serving.
 
     `settled` is set once others can be answered what there was at first. Only if it is `trusted`,
-    code goes to others or comes from them. `stores` are borrowed, None while there are none;
-    `within` seconds are all there is for a peer; `wall` is for people.
+    code goes to others or comes from them. `stores` are borrowed, None while there are none; `wall`
+    is for people.
     """
 
     def __init__(
@@ -68,7 +68,6 @@ class Bundling:
         trusted: bool,
         stores: Callable[[], Shared | None],
         fetch: Fetch | None,
-        within: float,
         wall: Callable[[], float],
     ) -> None:
         self.kind = CompileKind()
@@ -76,7 +75,6 @@ class Bundling:
         self._trusted = trusted
         self._stores = stores
         self._fetch = fetch
-        self._within = within
         self._wall = wall
         self._told: Warmable | None = None
         self._folders: tuple[str, ...] = ()
@@ -90,9 +88,14 @@ class Bundling:
 
     # -- what a load does --
 
-    async def found(self, told: Warmable) -> bool:
+    @property
+    def as_before(self) -> bool:
+        """Whether what was found was on this host already."""
+        return bool(self._folders) and not self._installed
+
+    async def found(self, told: Warmable, *, within: float) -> bool:
         """Whether the engines that a loader `told` of find what they would compile, maybe since it
-        was fetched just now."""
+        was fetched just now: `within` seconds are left for a peer."""
         self._told = told
         self._folders, self._installed, self._bundle = (), (), None
         self._line = self._given = self._unused = ""
@@ -105,7 +108,7 @@ class Bundling:
             self._say(f"compiled code: as before, {len(self._folders)} folders below {root}")
             self._due.set()
         elif self._trusted and self._fetch is not None:
-            await self._fetched(root, told)
+            await self._fetched(root, told, within)
         if not self._folders:
             await self._done(partial(self._claim, root))
         return bool(self._folders)
@@ -113,7 +116,7 @@ class Bundling:
     async def rehearsed(self) -> None:
         """An engine has compiled what was not to be had: keep it in mind, and give it to others."""
         told = self._told
-        if told is None or not told.identity:
+        if told is None or not told.identity or self._folders:
             return
         after = await self._done(partial(listing, _root(told))) or {}
         if self._claimed is None:
@@ -182,13 +185,16 @@ class Bundling:
             with suppress(AlreadyRunning):
                 self._claimed = Lock.take(root, "a warm-up", _LOCK)
 
-    async def _fetched(self, root: Path, told: Warmable) -> None:
+    async def _fetched(self, root: Path, told: Warmable, within: float) -> None:
         stores = self._stores()
         if self._fetch is None or stores is None:
             self._say("compiled code: not fetched, for there is no store to fetch it from")
             return
+        if not within:
+            self._say("compiled code: not asked for: waiting for tables took all the time for that")
+            return
         wanted = CompileWanted(told.config_hash, told.identity)
-        seeded = await self._fetch(wanted, within=self._within)
+        seeded = await self._fetch(wanted, within=within)
         if seeded.value is None:
             self._say(f"compiled code: not seeded ({seeded.outcome}): {seeded.why}")
             return
@@ -242,10 +248,7 @@ class Bundling:
     async def _done(self, work: Callable[[], T]) -> T | None:
         """What blocking `work` returns; None, and people are told, if it fails or takes long."""
         try:
-            with anyio.fail_after(WORK_S):
-                return await self._threads.run(work)
-        except TimeoutError:
-            self._say(f"compiled code: not looked after any longer than {WORK_S:g} s")
+            return await self._threads.run(work, within=WORK_S)
         except (PreloadError, OSError) as error:
             self._say(f"compiled code: {error}")
         return None

@@ -76,7 +76,6 @@ class RehearsalEngine:
                     argv,
                     environ={**environ, REHEARSAL: self.gate.key},
                     fds=[(LINK, theirs.fileno())],
-                    new_group=True,
                     # It ends what it has started, which a kill would leave.
                     parent_death_signal=signal.SIGTERM,
                     stdout=writes.fileno(),
