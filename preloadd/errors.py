@@ -137,7 +137,7 @@ class OutOfRoom(PreloadError):
     """Not enough memory for the arena. `wanted` and `free` are bytes; `limit` says what bounds.
 
     With `part`, these bytes are not all that is wanted: a chunk, or a buffer to load with. Where
-    nobody tells how many are, `failed` says what could not be done.
+    nobody tells how many are, `failed` is the text: what could not be done, and the remedy.
     """
 
     code = ErrorCode.NO_ROOM
@@ -147,10 +147,7 @@ class OutOfRoom(PreloadError):
     ) -> None:
         self.wanted, self.free, self.limit = wanted, free, limit
         if failed:
-            super().__init__(
-                f"{failed}: {limit} leaves {free:,} bytes, too few for that: free memory, or give "
-                "the engines there less of it (gpu_memory_utilization)"
-            )
+            super().__init__(failed)
             return
         more, least = ("another ", "at least ") if part else ("", "")
         super().__init__(

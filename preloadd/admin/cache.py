@@ -62,6 +62,11 @@ class Cache:
         return tuple(map(str, (*folders, *files)))
 
     @property
+    def hidden(self) -> int:
+        """How many of its folder and tables are not looked at: closed ones and links."""
+        return len(self.closed) or int(self.unseen is not None)
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """What keeps engines from using them, or is odd."""
         links = [str(self.unseen)] if isinstance(self.unseen, InsecurePath) else []
@@ -192,7 +197,8 @@ def prunable(
     only: Collection[str],
     keep: Collection[str],
 ) -> list[Cache]:
-    """Those that were last used before that wall time, among `only` (all if empty), never `keep`.
+    """Those that were last used before that wall time, as far as that can be seen, among `only`
+    (all if empty), never `keep`.
 
     Hashes may be given by their first letters; NoSuchCache for one that is of none.
     """
@@ -205,7 +211,7 @@ def prunable(
     return [
         one
         for one in caches
-        if (before is None or (one.tables and one.used < before))
+        if (before is None or one.used < before)
         and (not only or any(_begins(one.config_hash, prefix) for prefix in only))
         and not any(_begins(one.config_hash, prefix) for prefix in keep)
     ]

@@ -47,14 +47,14 @@ def show_cache(options: argparse.Namespace, world: World) -> int:
 
 
 def verify_caches(options: argparse.Namespace, world: World) -> int:
-    """`cache verify`: 72 if an engine could end when it loads one of them, else 77 if this user
-    may not look at one."""
+    """`cache verify`: 72 if an engine could end when it loads one of them, else 77 if one
+    was not looked at."""
     roots = roots_of(world.environ, options.root)
     found = caches_in(roots) if options.hash is None else [pick(roots, options.hash)]
     _tell(found, cache_report.as_verdict(found), options)
     if any(one.faults for one in found):
         return DAMAGED
-    return CLOSED if any(one.closed for one in found) else 0
+    return CLOSED if any(one.hidden for one in found) else 0
 
 
 def export_cache(options: argparse.Namespace, world: World) -> int:
@@ -87,6 +87,10 @@ def prune_caches(options: argparse.Namespace, world: World) -> int:
         before = datetime.now(UTC).timestamp() - seconds(options.older_than, "--older-than")
     there = caches_in(roots_of(world.environ, options.root))
     found = prunable(there, before=before, only=options.hash, keep=options.keep)
+    if before is not None:
+        unseen = [one.unseen for one in found if one.unseen is not None]
+        sys.stdout.writelines(f"stays, since its age cannot be seen: {why}\n" for why in unseen)
+        found = [one for one in found if one.unseen is None]
     if not found:
         sys.stdout.write("nothing to do\n")
     elif options.yes:

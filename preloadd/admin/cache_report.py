@@ -41,13 +41,14 @@ def as_verdict(caches: Sequence[Cache]) -> str:
     """What is wrong or odd, one a line, then how many there are."""
     count = sum(len(one.tables) for one in caches)
     bad = sum(len(one.faults) for one in caches)
+    hidden = sum(one.hidden for one in caches)
     closed = [line for one in caches for line in one.closed]
     faults = [
         f"{fault}; remove it, and the next start tunes anew" for c in caches for fault in c.faults
     ]
     notes = [f"note: {note}" for one in caches for note in one.notes]
     whole = f"{count} tables, {bad} of them not fit for an engine"
-    more = [f"not looked at, see above: {len(closed)}"] if closed else []
+    more = [f"not looked at, see above: {hidden}"] if hidden else []
     return _text([*faults, *closed, *notes, "; ".join([whole, *more])])
 
 
@@ -91,9 +92,10 @@ def _about(one: Found) -> Iterator[str]:
 def _value(cache: Cache) -> dict[str, object]:
     return {
         "root": str(cache.root),
-        "hash": cache.config_hash,
+        "hash": cache.config_hash or None,
         "last_used": moment(cache.used) if cache.tables else None,
-        "faults": [*cache.faults, *cache.closed],
+        "faults": list(cache.faults),
+        "closed": list(cache.closed),
         "notes": list(cache.notes),
         "tables": [_table(one) for one in cache.tables],
     }

@@ -22,6 +22,11 @@ def columns() -> int | None:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
+def many(what: str, count: int) -> str:
+    """So many of what a word with a regular plural means."""
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
 def moment(seconds: float) -> str:
     """A wall time, seconds since 1970."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -9,11 +9,12 @@ import argparse
 import math
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
 from preloadd.admin import cache_commands, given
+from preloadd.admin.cache_errors import Command
 from preloadd.admin.columns import columns
 from preloadd.admin.doctor import diagnose
 from preloadd.admin.durations import seconds
@@ -25,8 +26,6 @@ from preloadd.domain.lines import one_line
 from preloadd.errors import EXIT_STATUS, ErrorCode
 
 FAULTY = EXIT_STATUS[ErrorCode.CONFIG]
-
-Command = Callable[[argparse.Namespace, World], int]
 
 
 def parser() -> argparse.ArgumentParser:

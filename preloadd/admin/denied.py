@@ -14,11 +14,12 @@ def denied(path: Path, why: str, *, or_root: bool = True) -> str:
 
     Without `or_root`, root would be refused as well.
     """
-    told, there = f"{one_line(path)}: {why}", _closed(path)
+    told, (there, closed) = f"{one_line(path)}: {why}", _closed(path)
     name, owner, me = one_line(there), there.lstat().st_uid, os.geteuid()
-    if me == 0:
+    if me == 0 or (owner == me and not closed):
+        who = "root" if me == 0 else "its owner"
         return (
-            f"{told}, not even to root: see how its file system is mounted, and `lsattr -d {name}`"
+            f"{told}, not even to {who}: see how its file system is mounted, and `lsattr -d {name}`"
         )
     if owner == me:
         return f"{told}: {name} is this user's own: open it, `chmod u+rwX {name}`"
@@ -27,15 +28,16 @@ def denied(path: Path, why: str, *, or_root: bool = True) -> str:
     return f"{told}: {name} belongs to {user_name(owner)}: run this as {who}{more}"
 
 
-def _closed(path: Path) -> Path:
-    """The first on the way that this user cannot enter; else the file, or the folder it is in."""
+def _closed(path: Path) -> tuple[Path, bool]:
+    """The first on the way that is closed to this user, and whether one is; else the folder that
+    the file is in."""
     whole = path.absolute()
     there = Path("/")
     for part in (*reversed(whole.parents), whole):
-        if not os.path.lexists(part):
-            return there  # in which something was to be made
+        if not os.path.lexists(part):  # in the one before something was to be made
+            return there, not os.access(there, os.W_OK, effective_ids=True)
         wanted = os.R_OK | os.W_OK if part == whole else os.X_OK
         if not os.access(part, wanted, effective_ids=True):
-            return part
+            return part, True
         there = part
-    return whole.parent
+    return whole.parent, not os.access(whole.parent, os.W_OK, effective_ids=True)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 
+from preloadd.admin.columns import many
 from preloadd.domain.lines import one_line
 
 LEAST_WIDTH = 20
@@ -72,7 +73,11 @@ def as_table(findings: Sequence[Finding], columns: int | None = None) -> str:
         if finding.remedy:
             lines += _wrapped(f"{indent}-> ", one_line(finding.remedy), columns)
     counts = [(kind, sum(f.severity is kind for f in findings)) for kind in reversed(Severity)]
-    told = ", ".join(_many(kind, count) for kind, count in counts if count)
+    told = ", ".join(
+        f"{count} {kind}" if kind is Severity.OK else many(kind, count)
+        for kind, count in counts
+        if count
+    )
     return "\n".join([*lines, "", told or "nothing was looked at", ""])
 
 
@@ -87,9 +92,7 @@ def _wrapped(start: str, text: str, columns: int | None) -> list[str]:
     if columns is None or len(start) + len(text) <= columns:
         return [f"{start}{text}"]
     width = max(columns - len(start), LEAST_WIDTH)
-    first, *more = textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
+    first, *more = textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False) or [
+        ""
+    ]
     return [f"{start}{first}", *(f"{' ' * len(start)}{line}" for line in more)]
-
-
-def _many(kind: Severity, count: int) -> str:
-    return f"{count} {kind}" if count == 1 or kind is Severity.OK else f"{count} {kind}s"

@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict
 
 from preloadd.admin.check import Report
+from preloadd.admin.columns import many
 from preloadd.domain.lines import one_line
 
 
@@ -20,8 +21,8 @@ def summary(report: Report) -> str:
     """One line about what is right; nothing where something is wrong."""
     if report.faults:
         return ""
-    groups = _many("group", len(report.models))
-    ranks = _many("rank", sum(len(model.instances) for model in report.models))
+    groups = many("group", len(report.models))
+    ranks = many("rank", sum(len(model.instances) for model in report.models))
     nbytes = sum(model.nbytes for model in report.models)
     return f"nothing is wrong: {groups}, {ranks}, {nbytes:,} bytes of checkpoints\n"
 
@@ -30,7 +31,3 @@ def as_json(report: Report) -> str:
     """The same for machines."""
     body = {"valid": not report.faults, **asdict(report)}
     return json.dumps(body, indent=2) + "\n"
-
-
-def _many(what: str, count: int) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"

@@ -17,7 +17,7 @@ _MASTER, _RPC = "parallel.master_port", "parallel.data_parallel_rpc_port"
 _SEEDING = "seed.listen_port"
 
 
-class Port(NamedTuple):
+class Claim(NamedTuple):
     """`key` says it, or the first of several. It is opened `here`, or else on another host."""
 
     key: str
@@ -25,7 +25,7 @@ class Port(NamedTuple):
     number: int
     here: bool
 
-    def collides(self, other: Port) -> bool:
+    def collides(self, other: Claim) -> bool:
         """Whether both cannot be listened at. What engines do to each other is their own matter."""
         if self.number != other.number or {self.key, other.key} <= {_MASTER, _RPC}:
             return False
@@ -34,7 +34,7 @@ class Port(NamedTuple):
         return len(hosts) == 1 or everywhere
 
 
-def ports_of(group: Group) -> Iterator[Port]:
+def ports_of(group: Group) -> Iterator[Claim]:
     """The ports of a group on its first node, and those at which ranks of this host are asked. Of
     the engine's there are those that somebody said."""
     node, sizes = group.node, group.parallel
@@ -42,22 +42,22 @@ def ports_of(group: Group) -> Iterator[Port]:
     if node.count > 1:
         for key, number in ((_TARGET, met.port), (_DRAFT, met.draft_port)):
             if number is not None:
-                yield Port(key, met.address, number, first)
+                yield Claim(key, met.address, number, first)
     for key, number in ((_MASTER, sizes.master_port), (_RPC, sizes.data_parallel_rpc_port)):
         if number is not None:
-            yield Port(key, EVERYWHERE[0] if first else met.address, number, first)
+            yield Claim(key, EVERYWHERE[0] if first else met.address, number, first)
     for instance in node.instances:
         found = seeding(group.seed, node, instance)
         if found is not None and found.listen is not None:
-            yield Port(_SEEDING, found.listen.host, found.listen.port, here=True)
+            yield Claim(_SEEDING, found.listen.host, found.listen.port, here=True)
 
 
 def port_faults(groups: Iterable[tuple[Document, Group]]) -> Iterator[Fault]:
     """The keys that give a group a port of one before it."""
-    taken: list[tuple[Port, Document]] = []
+    taken: list[tuple[Claim, Document]] = []
     for document, group in groups:
         mine = [*ports_of(group)]
-        found: dict[str, tuple[Port, Port, Document]] = {}
+        found: dict[str, tuple[Claim, Claim, Document]] = {}
         for other, first in taken:
             for port in mine:
                 if port.collides(other):

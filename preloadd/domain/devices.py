@@ -23,6 +23,10 @@ ALL = "all"
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 """The variable that says which NVIDIA GPUs, and parts of them, a process sees."""
 
+AMD_VISIBLE = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", VISIBLE, "GPU_DEVICE_ORDINAL")
+"""The variables that say which AMD GPUs a process sees. Numbers in all others count what the first
+leaves; HIP reads NVIDIA's where its own is empty."""
+
 DEVICES = "PRELOADD_DEVICES"
 """Environment: host devices an engine may use, by rank, separated by commas; CPU-0 if unset."""
 
@@ -59,8 +63,9 @@ class Probe:
     """All GPUs that a process sees, in the order of their numbers there.
 
     `problem` says why there are none, `amd_problem` why there are none of AMD's where `problem` is
-    about others; `hint` what else to know about what is (not) seen. `answered` is False where
-    nobody could look: then there may be GPUs all the same.
+    about others; `driver` is the version of NVIDIA's, `amd_driver` of AMD's; `hint` what else to
+    know about what is (not) seen. `answered` is False where nobody could look: then there may be
+    GPUs all the same.
     """
 
     devices: tuple[Device, ...] = ()
@@ -68,6 +73,7 @@ class Probe:
     problem: str = ""
     hint: str = ""
     amd_problem: str = ""
+    amd_driver: str = ""
     answered: bool = True
 
 

@@ -6,7 +6,7 @@ framework fills in defaults of its own version, and the two sides may run differ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from preloadd.domain.experts import held_as
@@ -33,8 +33,6 @@ def native_key(
     placement: Placement,
     role: Role,
     revision: str,
-    kv_cache_dtype: str = "auto",
-    kv_cache_skip_layers: Sequence[str] = (),
 ) -> Key:
     """The key of what the native builder makes of a checkpoint.
 
@@ -54,8 +52,8 @@ def native_key(
             "quantization": canonical(str(quantization.get("quant_method", ""))),
             "quantization_config": bounded(canonical(quantization)),
             "rope": canonical(rope_of(config)),
-            "kv_cache_dtype": kv_cache_dtype,
-            "kv_cache_skip_layers": canonical(sorted(kv_cache_skip_layers)),
+            "kv_cache_dtype": "auto",
+            "kv_cache_skip_layers": canonical([]),
             "revision": revision,
             "builder": Builder.NATIVE.value,
             "builder_version": BUILDER_VERSIONS[Builder.NATIVE],

@@ -25,6 +25,7 @@ from preloadd.errors import (
     PreloadError,
     UnsupportedModel,
 )
+from preloadd.linux.room import room as room_of_host
 from preloadd.memory.api import DeviceBuffer
 from preloadd.memory.status import HINT, OUT_OF_MEMORY, Room, out_of_room
 
@@ -153,8 +154,8 @@ def _free(device: torch.device) -> int:
 
 @contextmanager
 def explained(room: Room) -> Iterator[None]:
-    """Give torch's errors of memory and of GPUs their meaning: OutOfRoom, with what `room` says, or
-    DeviceFailed. All else passes through."""
+    """Give torch's errors of memory and of GPUs their meaning: OutOfRoom, with what `room` says of
+    a GPU, or DeviceFailed. All else passes through."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
@@ -172,10 +173,10 @@ def _meaning_of(error: RuntimeError | MemoryError, room: Room) -> PreloadError |
     if isinstance(error, torch.AcceleratorError):
         if getattr(error, "error_code", 0) != OUT_OF_MEMORY:
             return DeviceFailed(f"{words}: {HINT}")
-    elif "DefaultCPUAllocator" in text:
+    elif isinstance(error, MemoryError) or "DefaultCPUAllocator" in text:
         bound = "a limit of the kernel (`ulimit -v`, or vm.overcommit_memory)"
-        return out_of_room(room, wanted, words, bound)
-    elif not isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return out_of_room(room_of_host, wanted, words, bound, remedy=f"raise {bound}")
+    elif not isinstance(error, torch.OutOfMemoryError):
         return None
     return out_of_room(room, wanted, words, "a limit of torch's own, or in pieces too small")
 

@@ -112,13 +112,16 @@ def _refused(why: str, options: RunOptions, probe: Probe) -> str:
 
 def _only(probe: Probe, memory: Memory) -> Probe:
     """What of `probe` has this kind of memory; its problem says why there is none."""
+    if memory is Memory.HIP:
+        why = probe.amd_problem or probe.problem
+        probe = replace(probe, driver=probe.amd_driver, problem=why)
     devices = tuple(device for device in probe.devices if device.memory is memory)
     if devices or not probe.devices:
-        if memory is Memory.HIP and probe.amd_problem:
-            probe = replace(probe, problem=probe.amd_problem)
         return replace(probe, devices=devices)
     others = ", ".join(f"{device.id} (--memory {device.memory})" for device in probe.devices)
-    return replace(probe, devices=(), problem=f"no GPU with {memory} memory is seen, but {others}")
+    why = f": {probe.problem}" if probe.problem else ""
+    text = f"no GPU with {memory} memory is seen, but {others}{why}"
+    return replace(probe, devices=(), problem=text)
 
 
 def _problem(probe: Probe) -> str:

@@ -144,12 +144,20 @@ def listens_unseen(path: Path) -> bool:
     """
     if os.path.lexists(path):
         return False
-    bound = os.fsencode(_beside(path))
+    beside = _beside(path)
     with suppress(OSError):
         for line in Path("/proc/net/unix").read_bytes().splitlines()[1:]:
             words = line.split(None, 7)
-            if words[7:] == [bound] and int(words[3], 16) & _LISTENING:
-                return True
+            if len(words) == 8 and int(words[3], 16) & _LISTENING:
+                bound = Path(os.fsdecode(words[7]))
+                if bound.name == beside.name and _is_same(bound.parent, beside.parent):
+                    return True
+    return False
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    with suppress(OSError):
+        return one.samefile(other)
     return False
 
 

@@ -92,31 +92,30 @@ def _probe() -> int:
 def look(environ: Mapping[str, str], root: Path = Path("/")) -> Probe:
     """NVIDIA's GPUs and, behind them, AMD's; else why there are neither.
 
-    Where AMD's driver is not, that is told apart, for those who ask for AMD's. Beside AMD's, the
-    hint says why none of NVIDIA's is seen: somebody may have asked for those. `root` is where
-    /proc, /sys and /dev are found.
+    Why none of AMD's is seen is told apart, for those who ask for AMD's. Beside AMD's, the hint
+    says why none of NVIDIA's is seen: somebody may have asked for those. `root` is where /proc,
+    /sys and /dev are found.
     """
-    found = cuda_devices.probe(environ, root)
-    others = hip_devices.probe(environ, root)
-    if found.devices and others.devices:
-        both = found.devices + others.devices
-        return Probe(both, _both(found.driver, others.driver), hint=_both(found.hint, others.hint))
-    if found.devices:
-        return found
-    if others.devices:
-        return replace(others, hint=_both(others.hint, _both(found.problem, found.hint)))
+    found, amd = cuda_devices.probe(environ, root), hip_devices.probe(environ, root)
+    if amd.devices:
+        both = found.devices + amd.devices
+        hint = _joined(found.problem, found.hint, amd.hint)
+        return replace(amd, devices=both, driver=found.driver, hint=hint)
+    found = replace(found, amd_problem=amd.problem)
     if not (root / hip_devices.NODE).exists():
-        return replace(found, amd_problem=others.problem)
-    return Probe(
-        driver=_both(found.driver, others.driver),
-        problem=_both(found.problem, others.problem),
-        hint=_both(found.hint, others.hint),
-        amd_problem=others.problem,
+        return found
+    problem = "" if found.devices else _joined(found.problem, amd.problem)
+    return replace(
+        found,
+        problem=problem,
+        hint=_joined(found.hint, amd.hint),
+        amd_driver=amd.amd_driver,
     )
 
 
-def _both(one: str, other: str) -> str:
-    return "; ".join(filter(None, (one, other)))
+def _joined(*texts: str) -> str:
+    """Each part once: both makers' hints tell the variable that both drivers read."""
+    return "; ".join(dict.fromkeys(p for text in texts for p in text.split("; ") if p))
 
 
 def _obey() -> int:

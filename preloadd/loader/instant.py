@@ -22,7 +22,6 @@ from preloadd.frameworks.torch import explained
 from preloadd.loader.filling import LOADING, Filled
 from preloadd.loader.native import Native
 from preloadd.loader.report import Reporter, Tally
-from preloadd.loader.room import require_room
 from preloadd.loader.source import OpenFile
 from preloadd.memory.api import Filler, WritableChunk
 from preloadd.memory.status import out_of_room
@@ -39,7 +38,6 @@ def fill(native: Native, filler: Filler, reporter: Reporter) -> Filled:
     told = Tally(reporter, LOADING, native.plan.tensor_nbytes)
     told(0)
     with native.opened() as files, ExitStack() as undo:
-        require_room(filler, sum(native.plan.chunks) + _largest(native), part=True)
         chunks = [undo.enter_context(filler.create(nbytes)) for nbytes in native.plan.chunks]
         arena = [_bytes_of(chunk) for chunk in chunks]
         with _translated(filler):
@@ -136,8 +134,9 @@ def _place(native: Native, row: int, tensor: torch.Tensor, arena: list[torch.Ten
     return part.nbytes
 
 
-def _largest(native: Native) -> int:
-    """Bytes of the largest tensor: the library's buffer holds one whole at least."""
+def buffer_nbytes(native: Native) -> int:
+    """Bytes of GPU memory that the library needs besides the chunks, at least: its buffer holds the
+    largest tensor whole."""
     tensors = native.checkpoint.tensors
     return max(
         (tensors[each.name].info.nbytes for each in native.plan.slices if each.runs), default=0

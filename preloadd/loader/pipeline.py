@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import NamedTuple
 
 from preloadd.domain.manifest import Artifact, Manifest
 from preloadd.domain.recipe import LAYOUT, recipe_of
@@ -55,17 +56,19 @@ def _load_native(
     started = time.monotonic()
     reporter.progress("opening")
     native = Native(settings, filler.granularity)
-    nbytes = native.plan.arena_nbytes
-    require_room(filler, nbytes, freed=reporter.frees or 0)
+    # All that can be foreseen, while what is replaced is still there.
+    reading = _reading(settings.model.reader)
+    needed = native.plan.arena_nbytes + reading.buffer_nbytes(native)
+    require_room(filler, needed, freed=reporter.frees or 0)
     digest = agree(settings, native.checkpoint, digest_cache, reporter, native.key)
     if reporter.frees:
-        await_room(filler, nbytes)
+        await_room(filler, needed)
     filled = None
     if peer is not None:
         method = settings.model.digest
         digest = digest or identify(native.checkpoint, method, digest_cache, reporter)
         filled = fill_native(peer, native, native.key(digest), filler, reporter)
-    filled = filled or _fill(settings.model.reader, native, filler, reporter)
+    filled = filled or reading.fill(native, filler, reporter)
     digest = digest or identify(native.checkpoint, settings.model.digest, digest_cache, reporter)
     return _manifest(settings, native, digest, filled, started)
 
@@ -112,15 +115,22 @@ def _manifest(
     )
 
 
-def _fill(reader: Reader, native: Native, filler: Filler, reporter: Reporter) -> Filled:
+class _Reading(NamedTuple):
+    """How a reader fills chunks, and the bytes of the same memory that it needs besides them."""
+
+    fill: Callable[[Native, Filler, Reporter], Filled]
+    buffer_nbytes: Callable[[Native], int]
+
+
+def _reading(reader: Reader) -> _Reading:
     match reader:
         case Reader.PREAD:
-            return fill(native, filler, reporter)
+            return _Reading(fill, lambda _: 0)
         case Reader.INSTANTTENSOR:
-            return _fill_instantly(native, filler, reporter)
+            return _reading_instantly()
 
 
-def _fill_instantly(native: Native, filler: Filler, reporter: Reporter) -> Filled:
+def _reading_instantly() -> _Reading:
     try:
         from preloadd.loader import instant
     except ImportError as error:
@@ -128,7 +138,7 @@ def _fill_instantly(native: Native, filler: Filler, reporter: Reporter) -> Fille
             f'reader is "instanttensor", which this Python does not have ({error}): install '
             'instanttensor and torch into it, or set reader = "pread"'
         ) from error
-    return instant.fill(native, filler, reporter)
+    return _Reading(instant.fill, instant.buffer_nbytes)
 
 
 _Build = Callable[[RankSettings, Filler, Reporter, Path | None, Peer | None], Manifest]

@@ -11,17 +11,22 @@ _FREED_S = 5.0
 _POLL_S = 0.05
 
 
-def require_room(filler: Filler, wanted: int, *, part: bool = False, freed: int = 0) -> None:
-    """OutOfRoom where a filler has not `wanted` bytes, with those that will be `freed`; with
-    `part`, more will be wanted."""
+def require_room(filler: Filler, wanted: int, *, part: bool = False, freed: int = 0) -> int:
+    """Bytes that a filler has free, with those that will be `freed`; OutOfRoom where these are not
+    `wanted`. With `part`, more will be wanted."""
     free, limit = filler.room()
     if wanted > free + freed:
+        if freed:
+            gone = f"once the {freed:,} bytes of the weights before are gone"
+            limit = f"{limit.removesuffix(',')}, {gone},"
         raise OutOfRoom(wanted=wanted, free=free + freed, limit=limit, part=part)
+    return free + freed
 
 
-def await_room(filler: Filler, wanted: int, *, part: bool = False) -> None:
-    """As `require_room`, where room was just made elsewhere: a driver may take a moment for it."""
+def await_room(filler: Filler, wanted: int, *, part: bool = False, hoped: int = 0) -> None:
+    """As `require_room`, where room was just made elsewhere: a driver may take a moment for it. So
+    long `hoped` bytes are waited for too, which need not come."""
     deadline = time.monotonic() + _FREED_S
-    while wanted > filler.room()[0] and time.monotonic() < deadline:
+    while max(wanted, hoped) > filler.available() and time.monotonic() < deadline:
         time.sleep(_POLL_S)
     require_room(filler, wanted, part=part)

@@ -109,6 +109,9 @@ class Filler(Protocol):
     def room(self) -> tuple[int, str]:
         """Bytes that can still be allocated, and what bounds them (for the error text)."""
 
+    def available(self) -> int:
+        """Those bytes alone, which takes less time."""
+
     def writing(self) -> AbstractContextManager[object]:
         """A block for a thread that writes many times: what each write would prepare is done once.
 

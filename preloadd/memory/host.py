@@ -56,6 +56,10 @@ class HostFiller:
         """What MemAvailable and the cgroups leave."""
         return room()
 
+    def available(self) -> int:
+        """That in bytes."""
+        return room()[0]
+
     def writing(self) -> AbstractContextManager[object]:
         """Nothing: there is nothing to prepare."""
         return nullcontext()

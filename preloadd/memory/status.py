@@ -45,17 +45,26 @@ def meaning_of(
 
 
 def out_of_room(
-    room: Room, wanted: int, words: str, bound: str = "a limit of the driver"
+    room: Room,
+    wanted: int,
+    words: str,
+    bound: str = "a limit of the driver",
+    *,
+    remedy: str = "give the engines there less of it (gpu_memory_utilization)",
 ) -> OutOfRoom:
     """What to raise where `wanted` more bytes were refused, or some for what `words` say (0).
 
-    `bound` may be why they were although there are so many.
+    `bound` may be why they were although there are so many; `remedy` is what else to do than to
+    free memory, where nobody tells how many were wanted.
     """
-    free, limit = 0, "the GPU"
+    free, limit = 0, ""
     with suppress(DeviceFailed):
         free, limit = room()
     if not wanted:
-        return OutOfRoom(wanted=0, free=free, limit=limit, failed=words)
+        left = f": {limit} leaves {free:,} bytes, too few for that" if limit else ""
+        failed = f"{words}{left}: free memory, or {remedy}"
+        return OutOfRoom(wanted=0, free=free, limit=limit, failed=failed)
+    limit = limit or "the GPU"
     if free >= wanted:  # somebody has given memory back since, or there is another bound
         free, limit = 0, f"{limit} with {free:,} bytes free, by {bound},"
     return OutOfRoom(wanted=wanted, free=free, limit=limit, part=True)

@@ -53,6 +53,9 @@ class Driver(Copies, Protocol):
     def room(self) -> tuple[int, str]:
         """Bytes that are free, and whose memory it is and who holds it (for the error text)."""
 
+    def available(self) -> int:
+        """Bytes that are free."""
+
     def create(self, nbytes: int) -> int:
         """Allocate; the handle keeps the memory until `release`."""
 
@@ -142,6 +145,11 @@ class VmmFiller(Owner):
         """What is free on the device; the text names it, and who holds the rest if it is known."""
         with self._driver.current():
             return self._driver.room()
+
+    def available(self) -> int:
+        """What is free on the device."""
+        with self._driver.current():
+            return self._driver.available()
 
     def writing(self) -> AbstractContextManager[object]:
         """The device is the thread's throughout, and not made so again by every write."""

@@ -7,6 +7,7 @@ and serves alone. Rank 0 has a `Convener`, which knows everybody; every rank, ra
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -148,7 +149,8 @@ class Convener:
         if join.identifying:
             bound = self.phase is Phase.GATHERING
             self._seats[join.rank] = _Seat(source, join, bound, now)
-            return [Send(source, r.Beat(free=self.phase is Phase.OPEN))]
+            free = self.phase is Phase.OPEN
+            return [Send(source, r.Beat(free=free, silence=self._least))]
         if join.serving:
             return self._came_serving(source, join, now)
         self._seats.pop(join.rank, None)
@@ -208,7 +210,7 @@ class Convener:
         for seat in self._bound():
             if seat.join.identifying:
                 seat.bound = False
-                sends.append(Send(seat.source, r.Beat(free=True)))
+                sends.append(Send(seat.source, r.Beat(free=True, silence=self._least)))
             elif apart := r.disagreement(seat.join, join):
                 del self._seats[seat.join.rank]
                 why = r.printable(f"{apart}: {REMEDY}")
@@ -318,7 +320,8 @@ class Convener:
         if missing == self._told:
             return []
         self._told = missing
-        return [Send(seat.source, r.Beat(missing=missing)) for seat in self._bound()]
+        beat = r.Beat(missing=missing, silence=self._least)
+        return [Send(seat.source, beat) for seat in self._bound()]
 
     def _bound(self) -> list[_Seat]:
         return [seat for seat in self._seats.values() if seat.bound]
@@ -396,7 +399,8 @@ class Member:
             case r.Beat():
                 self.missing = message.missing if self.stage is Stage.GATHERING else ()
                 self._free = self._free or message.free
-                self.pace = min(self.pace, message.silence / _BEATS)
+                if message.silence < math.inf:  # it is said
+                    self.pace = min(self._silence, message.silence) / _BEATS
             case r.Agreed():
                 if self.stage is Stage.GATHERING:
                     self.stage, self.missing = Stage.LOADING, ()

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from preloadd.domain.devices import DEVICES, VISIBLE, Device, Probe
+from preloadd.domain.devices import AMD_VISIBLE, DEVICES, VISIBLE, Device, Probe
 from preloadd.domain.ids import DeviceId
 from preloadd.domain.settings import Memory
 from preloadd.linux.fds import OwnedFd
@@ -29,9 +29,9 @@ PARKED = "device"
 
 UNTESTED = "memory of AMD GPUs (hip) was never tested on hardware: check what engines compute"
 
-_VISIBLE = {Memory.CUDA: VISIBLE, Memory.HIP: "ROCR_VISIBLE_DEVICES"}
-# Numbers in them count what the variable above leaves.
-_MISLEADING = (VISIBLE, "HIP_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
+_VISIBLE = {Memory.CUDA: VISIBLE, Memory.HIP: AMD_VISIBLE[0]}
+# They would choose among what the variable above leaves.
+_MISLEADING = AMD_VISIBLE[1:]
 
 
 def alone_with(device: DeviceId, memory: Memory, environ: Mapping[str, str]) -> dict[str, str]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
 from contextlib import suppress
 from pathlib import Path
 
-from preloadd.linux.plain import read_file
+from preloadd.errors import InsecurePath
+from preloadd.linux.plain import open_folder, read_file, staged
 
 MAX_NBYTES = 1 << 20
 
@@ -16,12 +18,13 @@ log = logging.getLogger(__name__)
 def leave(path: Path, content: bytes) -> None:
     """Put `content` there whole, in the place of what was; that it cannot be is no error, as the
     next life does without. To be called by whoever holds the lock of the instance."""
-    fresh = path.with_suffix(".new")
     try:
-        fresh.write_bytes(content)
-        fresh.replace(path)
+        with open_folder(path.parent) as folder, staged(path.name, folder, content) as fresh:
+            os.replace(fresh, path.name, src_dir_fd=folder.fileno(), dst_dir_fd=folder.fileno())
     except OSError as error:
         log.warning("%s could not be written: %s", path, error.strerror)
+    except InsecurePath as error:
+        log.warning("%s could not be written: %s", path, error)
 
 
 def left(path: Path) -> bytes | None:

@@ -38,20 +38,22 @@ async def accept(listener: socket.socket, take: Take, who: str) -> None:
     starved = Episode()
     while True:
         await anyio.wait_readable(listener)
-        try:
-            for _ in range(_AT_ONCE):
-                take(*listener.accept())
-        except (BlockingIOError, ConnectionError):
-            continue
-        except OSError as error:
-            if error.errno in _NO_LISTENER:
-                raise
-            if starved.begins():
-                doing = f"accepting {who}"
-                why = exhausted(error, doing) if is_exhausted(error) else f"{doing}: {error}"
-                log.warning("%s; trying again every %g s", why, _BACK_OFF)
-            # The listener stays readable all the while, and only others can make room.
-            await anyio.sleep(_BACK_OFF)
+        for _ in range(_AT_ONCE):
+            try:
+                sock, address = listener.accept()
+            except (BlockingIOError, ConnectionError):
+                break
+            except OSError as error:
+                if error.errno in _NO_LISTENER:
+                    raise
+                if starved.begins():
+                    doing = f"accepting {who}"
+                    why = exhausted(error, doing) if is_exhausted(error) else f"{doing}: {error}"
+                    log.warning("%s; trying again every %g s", why, _BACK_OFF)
+                # The listener stays readable all the while, and only others can make room.
+                await anyio.sleep(_BACK_OFF)
+                break
+            take(sock, address)
 
 
 class Episode:

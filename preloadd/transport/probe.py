@@ -69,6 +69,7 @@ def _tame(probe: Probe) -> Probe:
         problem=one_line(probe.problem),
         hint=one_line(probe.hint),
         amd_problem=one_line(probe.amd_problem),
+        amd_driver=one_line(probe.amd_driver),
     )
 
 

@@ -141,8 +141,17 @@ class Port:
                 for listener in listeners:
                     undo.enter_context(listener)
                 async with anyio.create_task_group() as tasks:
+
+                    async def accepting(listener: socket.socket) -> None:
+                        try:
+                            await accept(listener, take, who)
+                        except OSError as error:  # it is none any more
+                            self._note(self._why(error))
+                            tasks.cancel_scope.cancel()
+
                     for listener in listeners:
-                        tasks.start_soon(accept, listener, take, who)
+                        tasks.start_soon(accepting, listener)
+            await anyio.sleep(_AGAIN_S)
 
     def _note(self, fault: str) -> None:
         if fault and fault != self.fault:

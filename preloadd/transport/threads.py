@@ -23,6 +23,10 @@ MOST = 4
 """Calls that may hang, before no more are made of what they were made of."""
 
 
+class Overdue(TimeoutError):
+    """A call did not return in the time that it was given."""
+
+
 class Threads:
     """Threads for calls of `what`, in the words of an error: one for each, left behind if need be.
 
@@ -37,12 +41,12 @@ class Threads:
     async def run(self, work: Callable[[], T], *, within: float = inf) -> T:
         """What blocking `work` returns, or raises; once this is cancelled, nobody learns of it.
 
-        TimeoutError, which says so, if it does neither `within` so many seconds. OSError without a
+        Overdue, which says so, if it does neither `within` so many seconds. OSError without a
         call while `MOST` that were given up have not returned, or if the system gives no thread.
         """
         with anyio.move_on_after(within):
             return await self._answer(work)
-        raise TimeoutError(f"{self._what} did not answer within {within:g} s")
+        raise Overdue(f"{self._what} did not answer within {within:g} s")
 
     async def _answer(self, work: Callable[[], T]) -> T:
         await anyio.lowlevel.checkpoint()

@@ -103,7 +103,10 @@ def install(
                     fresh = undo.enter_context(staged(target.name, folder, content))
                 ready.append((fresh, target))
         for fresh, target in ready:
-            os.replace(fresh, target.name, src_dir_fd=folder.fileno(), dst_dir_fd=folder.fileno())
+            with naming(target):
+                os.replace(
+                    fresh, target.name, src_dir_fd=folder.fileno(), dst_dir_fd=folder.fileno()
+                )
         os.fsync(folder.fileno())
     return [target for _, target in ready]
 

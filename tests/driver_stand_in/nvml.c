@@ -14,6 +14,7 @@
 enum { OK = 0, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7, NOT_LOADED = 9 };
 
 typedef struct { unsigned long long total, free, used; } Memory;
+typedef struct { unsigned version; unsigned long long total, reserved, free, used; } Memory2;
 typedef struct { unsigned pid; unsigned long long used; unsigned gpu, compute; } Process;
 
 static int part, whole;
@@ -39,6 +40,12 @@ int nvmlDeviceGetMemoryInfo(void *device, Memory *out) {
     out->total = strtoull(setting("STAND_IN_MEMORY", "1073741824"), 0, 0);
     out->used = strtoull(setting("STAND_IN_USED", "0"), 0, 0);
     out->free = out->total - out->used;
+    return OK;
+}
+int nvmlDeviceGetMemoryInfo_v2(void *device, Memory2 *out) {
+    Memory found;
+    nvmlDeviceGetMemoryInfo(device, &found);
+    out->total = found.total, out->reserved = 0, out->free = found.free, out->used = found.used;
     return OK;
 }
 int nvmlDeviceGetPersistenceMode(void *device, unsigned *out) {

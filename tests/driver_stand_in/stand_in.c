@@ -14,7 +14,8 @@
  *   STAND_IN_FAIL         function:code[:nth],…: the nth call of a function, or every one, fails;
  *                         errors that end a context last until the variable changes
  *   STAND_IN_VERSION      of HIP's runtime (default 7.1)
- *   CUDA_VISIBLE_DEVICES, HIP_VISIBLE_DEVICES  numbers, UUIDs or their beginnings
+ *   CUDA_VISIBLE_DEVICES, HIP_VISIBLE_DEVICES  numbers, UUIDs or their beginnings; HIP reads the
+ *                         first where the second is empty
  */
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -96,7 +97,10 @@ static int devices(char out[DEVICES][96]) {
     char all[DEVICES][96], wanted[DEVICES][96];
     int total = split(setting("STAND_IN_DEVICES", ""), all), count = 0;
 #ifdef HIP
-    const char *visible = getenv("HIP_VISIBLE_DEVICES");
+    /* HIP's own where it is not empty, else CUDA's; an empty one hides nothing. */
+    const char *visible = setting("HIP_VISIBLE_DEVICES", "");
+    if (!*visible) visible = setting("CUDA_VISIBLE_DEVICES", "");
+    if (!*visible) visible = NULL;
 #else
     const char *visible = getenv("CUDA_VISIBLE_DEVICES");
 #endif

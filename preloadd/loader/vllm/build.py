@@ -60,7 +60,7 @@ def load(
     checkpoint = open_checkpoint(Path(settings.model.path))
     config, model_config = engine_config(settings)
     needed = least(checkpoint.nbytes_by_dtype(), settings, model_config)
-    require_room(filler, needed, part=True, freed=reporter.frees or 0)
+    hoped = require_room(filler, needed, part=True, freed=reporter.frees or 0)
     # Before the model is built, which may change what the key is made of.
     key = _key(settings, config, model_config)
 
@@ -69,7 +69,8 @@ def load(
 
     digest = agree(settings, checkpoint, digest_cache, reporter, with_content)
     if reporter.frees:
-        await_room(filler, needed, part=True)
+        # What is needed at least may be there before all that was freed, and vLLM does not wait.
+        await_room(filler, needed, part=True, hoped=min(hoped, checkpoint.nbytes))
     if peer is not None:
         digest = digest or identify(checkpoint, settings.model.digest, digest_cache, reporter)
         wanted = _wanted(settings, checkpoint, with_content(digest), filler)

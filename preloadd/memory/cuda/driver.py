@@ -192,7 +192,9 @@ class CudaDriver:
             cu, number, cu.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
         )
         retain = cu.cuDevicePrimaryCtxRetain
-        (self._context,) = self._ask("opening it", retain, number, wanted=0, room=self._full)
+        (self._context,) = self._ask(
+            "opening it", retain, number, wanted=0, room=self._room_by_nvml
+        )
         self._current = _Current(self)
 
     @property
@@ -230,14 +232,25 @@ class CudaDriver:
 
     def room(self) -> tuple[int, str]:
         """Bytes free now; the text says who has the rest, as far as NVML tells."""
-        free, total = self._ask("asking for its free memory", self._cu.cuMemGetInfo)
+        free, total = self._free()
         return free, self._used(total - free)
 
-    def _full(self) -> tuple[int, str]:
-        """The same of a device with so little free that it has no room for a context to ask in."""
-        doing, call = "asking for its size", self._cu.cuDeviceTotalMem
-        (total,) = self._ask(doing, call, self._number)
-        return 0, self._used(total)
+    def available(self) -> int:
+        """Bytes free now."""
+        return self._free()[0]
+
+    def _free(self) -> tuple[int, int]:
+        """Bytes free now, and of how many."""
+        free, total = self._ask("asking for its free memory", self._cu.cuMemGetInfo)
+        return free, total
+
+    def _room_by_nvml(self) -> tuple[int, str]:
+        """As `room`, where there is no context to ask in; DeviceFailed if nobody tells."""
+        found = nvml.memory(self._device)
+        if found is None:
+            raise DeviceFailed(f"how much memory is free{self._where} is not told")
+        free, used = found
+        return free, self._used(used)
 
     def _used(self, nbytes: int) -> str:
         return f"{self._device} ({self._name}){nvml.shares(self._device, nbytes)}"

@@ -75,6 +75,17 @@ def holders(device: DeviceId) -> list[Holder] | None:
     return found and sorted(found, key=lambda holder: -holder.nbytes)
 
 
+def memory(device: DeviceId) -> tuple[int, int] | None:
+    """Bytes of a GPU that are free, and that are used; None if nobody tells."""
+
+    def ask(nvml: ModuleType, handle: object) -> tuple[int, int]:
+        # The first version counts what the driver keeps for itself as used.
+        found = nvml.nvmlDeviceGetMemoryInfo(handle, nvml.nvmlMemory_v2)
+        return int(found.free), int(found.used)
+
+    return _answer(device, ask)
+
+
 def persistence(device: DeviceId) -> bool | None:
     """Whether the driver keeps a GPU ready while nobody uses it; None if nobody tells."""
     return _answer(device, lambda n, h: bool(n.nvmlDeviceGetPersistenceMode(_whole(n, h, device))))

@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from ctypes import byref, c_size_t
 from pathlib import Path
 
-from preloadd.domain.devices import Device, Probe
+from preloadd.domain.devices import AMD_VISIBLE, Device, Probe
 from preloadd.domain.settings import Memory
 from preloadd.errors import DeviceFailed, NoSuchDevice
 from preloadd.memory.hip.driver import (
-    HIDING,
     granularity,
     identify,
     initialised,
@@ -29,14 +28,14 @@ _NO_VMM = "this GPU or its driver does not support virtual memory management: up
 
 def probe(environ: Mapping[str, str], root: Path = Path("/"), library: Path | None = None) -> Probe:
     """What is to be seen here; never raises for what is not. `root` is where /sys, /dev are."""
-    hides = hints(HIDING, environ)
+    hides = hints(AMD_VISIBLE, environ)
     version = _version(root)
     try:
         hip = initialised(library)
         devices = tuple(_device(hip, number) for number in numbers(hip))
     except (NoSuchDevice, DeviceFailed) as error:
-        return Probe(driver=version, problem=f"{error}{_without_node(root)}", hint=hides)
-    return Probe(devices, version, hint=hides)
+        return Probe(problem=f"{error}{_without_node(root)}", hint=hides, amd_driver=version)
+    return Probe(devices, hint=hides, amd_driver=version)
 
 
 def _device(hip: ctypes.CDLL, number: int) -> Device:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from ctypes import byref, c_int, c_size_t, c_void_p
 from pathlib import Path
 
+from preloadd.domain.devices import AMD_VISIBLE
 from preloadd.domain.ids import DeviceId
 from preloadd.errors import DeviceFailed, NoSuchDevice
 from preloadd.linux.fds import OwnedFd
@@ -21,10 +22,6 @@ from preloadd.memory.hip import binding as b
 from preloadd.memory.pinned import Pinned
 from preloadd.memory.status import DEINITIALIZED, HINT, Room, meaning_of, require_descriptor
 from preloadd.memory.visible import hints
-
-HIDING = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
-"""The variables that say which AMD GPUs a process sees; numbers in the second count what the first
-leaves."""
 
 
 def open_device(
@@ -39,7 +36,7 @@ def open_device(
             return HipDriver(hip, number, device)
         seen.append(found)
     told = f"only {', '.join(seen)}" if seen else "nor any other"
-    hides = hints(HIDING, environ)
+    hides = hints(AMD_VISIBLE, environ)
     hidden = f" ({hides})" if hides else ""
     raise NoSuchDevice(f"{device} is not to be seen here, {told}{hidden}")
 
@@ -50,7 +47,7 @@ def open_ordinal(number: int, library: Path | None = None) -> HipDriver:
     if number not in numbers(hip):
         raise NoSuchDevice(
             f"there is no GPU {number} here, only {len(numbers(hip))}: they are counted from 0, "
-            f"and {' or '.join(HIDING)} may hide some"
+            f"and {' or '.join(AMD_VISIBLE)} may hide some"
         )
     return HipDriver(hip, number, identify(hip, number))
 
@@ -62,7 +59,8 @@ def initialised(library: Path | None = None) -> ctypes.CDLL:
     if status:
         raise NoSuchDevice(
             f"no AMD GPU can be used, {_words(hip, status)}: is the kernel's driver loaded, may "
-            f"this user open /dev/kfd and /dev/dri/render*, and does {' or '.join(HIDING)} hide it?"
+            "this user open /dev/kfd and /dev/dri/render*, and does "
+            f"{' or '.join(AMD_VISIBLE)} hide it?"
         )
     return hip
 
@@ -141,9 +139,13 @@ class HipDriver:
 
     def room(self) -> tuple[int, str]:
         """Bytes free now, of which device."""
+        return self.available(), f"{self._device} ({self._name})"
+
+    def available(self) -> int:
+        """Bytes free now."""
         free, total = c_size_t(), c_size_t()
         self._done("asking for free memory", self._hip.hipMemGetInfo(byref(free), byref(total)))
-        return free.value, f"{self._device} ({self._name})"
+        return free.value
 
     def create(self, nbytes: int) -> int:
         """Allocate memory that can be exported."""

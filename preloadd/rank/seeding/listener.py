@@ -26,7 +26,7 @@ from preloadd.errors import PreloadError, ProtocolViolation
 from preloadd.rank.seeding.api import Admits, Stream
 from preloadd.rank.seeding.crowd import MOST, Crowd, most_of, of_one_peer
 from preloadd.transport import tcp
-from preloadd.transport.threads import Threads
+from preloadd.transport.threads import Overdue, Threads
 from preloadd.transport.tls import NOT_TLS, TlsWire, refusal
 from preloadd.warmup.seeding import messages as m
 from preloadd.warmup.seeding.frames import MAX_REQUEST, Frame, framed
@@ -232,7 +232,7 @@ class Listener:
         try:
             find = partial(kind.resolve, request.fields)
             payload = await self._threads[kind.name].run(find, within=RESOLVE_S)
-        except TimeoutError:
+        except Overdue:
             log.warning("what %s asks for was not found within %g s", address, RESOLVE_S)
             return m.failed("it was not found in time")
         except ProtocolViolation as error:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import io
 import logging
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -16,10 +15,10 @@ from typing import TypeVar
 import anyio
 
 from preloadd.domain.lines import one_line
-from preloadd.errors import AlreadyRunning, PreloadError
-from preloadd.linux.locks import Lock
+from preloadd.errors import PreloadError
 from preloadd.protocol.messages import Warmable
 from preloadd.rank.seeding.api import Fetch
+from preloadd.rank.warmup.claim import Claim
 from preloadd.transport.threads import Threads
 from preloadd.warmup.bundles import exchange
 from preloadd.warmup.bundles.exchange import Withheld
@@ -46,10 +45,6 @@ WORK_S = 120.0
 
 _LOOK_S = 60.0
 """Seconds between two looks at whether engines use what was installed."""
-
-_LOCK = "preloadd-warm-up.lock"
-"""In a cache root: whose engine compiles there now, so that groups do not take each other's code
-for their own."""
 
 _MAX_TOLD = 500
 
@@ -79,8 +74,8 @@ class CompiledCode:
         self._told: Warmable | None = None
         self._folders: tuple[str, ...] = ()
         self._installed: tuple[str, ...] = ()
-        self._before: Listing = {}
-        self._claimed: Lock | None = None
+        self._before: Listing | None = None
+        self._claim = Claim()
         self._bundle: Bundle | None = None
         self._line = self._given = self._unused = ""
         self._due = anyio.Event()
@@ -96,13 +91,12 @@ class CompiledCode:
     async def found(self, told: Warmable, *, within: float) -> bool:
         """Whether the engines that a loader `told` of find what they would compile, maybe since it
         was fetched just now: `within` seconds are left for a peer."""
-        self._told = told
+        self._told, self._before = told, None
         self._folders, self._installed, self._bundle = (), (), None
         self._line = self._given = self._unused = ""
         if not told.identity:
             return False
         root, identity = _root(told), told.identity
-        self._before = await self._done(partial(listing, root)) or {}
         self._folders = await self._done(partial(recalled, root, identity)) or ()
         if self._folders:
             self._say(f"compiled code: as before, {len(self._folders)} folders below {root}")
@@ -110,29 +104,26 @@ class CompiledCode:
         elif self._trusted and self._fetch is not None:
             await self._fetched(root, told, within)
         if not self._folders:
-            await self._done(partial(self._claim, root))
+            await self._alone(root)
         return bool(self._folders)
 
     async def rehearsed(self) -> None:
         """An engine has compiled what was not to be had: keep it in mind, and give it to others."""
-        told = self._told
-        if told is None or not told.identity or self._folders:
+        told, before = self._told, self._before
+        if told is None or before is None or self._folders:
             return
-        after = await self._done(partial(listing, _root(told))) or {}
-        if self._claimed is None:
-            self._say("compiled code: not kept in mind, for another group compiled there as well")
-            return
+        after = await self._done(partial(listing, _root(told)))
         self.let_go()
-        self._folders = compiled(self._folders, self._before, after)
+        if after is None:
+            return
+        self._folders = compiled(before, after)
         if self._folders:
             self._say(f"compiled code: {len(self._folders)} folders made by an engine")
             self._due.set()
 
     def let_go(self) -> None:
         """There was no rehearsal, or it came to no good end: others may compile there."""
-        if self._claimed is not None:
-            self._claimed.close()
-            self._claimed = None
+        self._claim.close()
 
     def adopted(self, told: Warmable) -> None:
         """Weights of an earlier life are served, and so is what was compiled for them."""
@@ -177,13 +168,16 @@ class CompiledCode:
         """Lines for people: where compiled code is from, and what is wrong with it."""
         return tuple(filter(None, (self._line, self._unused, self._given)))
 
-    def _claim(self, root: Path) -> None:
-        """Have what is compiled in `root` from now on be this group's alone; not if it is another's
-        already."""
-        if self._claimed is None:
-            root.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with suppress(AlreadyRunning):
-                self._claimed = Lock.take(root, "a warm-up", _LOCK)
+    async def _alone(self, root: Path) -> None:
+        """Have what is compiled in `root` from now on be this group's alone, and see what is there
+        before: unless both is known, nothing that comes is taken for this group's."""
+        self.let_go()
+        self._claim = Claim()
+        alone = await self._done(partial(self._claim.take, root))
+        if alone:
+            self._before = await self._done(partial(listing, root))
+        elif alone is not None:
+            self._say("compiled code: not kept in mind, for another group compiles there as well")
 
     async def _fetched(self, root: Path, told: Warmable, within: float) -> None:
         stores = self._stores()
@@ -207,7 +201,7 @@ class CompiledCode:
         if not isinstance(got, Installed):
             return
         self._folders = self._installed = got.folders
-        self._before = await self._done(partial(listing, root)) or {}
+        self._before = await self._done(partial(listing, root))
         self._say(f"compiled code: installed from the source, {len(got.folders)} folders in {root}")
         self._due.set()
 
@@ -238,10 +232,13 @@ class CompiledCode:
         self._bundle = await self._done(remember)
 
     async def _look(self) -> None:
-        if self._told is None or not self._installed or self._unused:
+        told, installed, before = self._told, self._installed, self._before
+        if told is None or before is None or not installed or self._unused:
             return
-        now = await self._done(partial(listing, _root(self._told)))
-        if now is not None and (line := judge(self._installed, self._before, now).line):
+        now = await self._done(partial(listing, _root(told)))
+        if now is None or self._told is not told:
+            return
+        if line := judge(installed, before, now).line:
             self._unused = one_line(line)[:_MAX_TOLD]
             log.warning("%s", self._unused)
 

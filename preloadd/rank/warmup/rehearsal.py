@@ -166,7 +166,7 @@ class Rehearsal:
         self,
         settings: RankSettings,
         gate: Gate,
-        on_progress: OnProgress = lambda _: None,
+        on_progress: OnProgress,
         *,
         within: float,
     ) -> Rehearsed:
@@ -200,7 +200,7 @@ async def rehearse(
     settings: RankSettings,
     gate: Gate,
     fellows: Fellows,
-    on_progress: OnProgress = lambda _: None,
+    on_progress: OnProgress,
     *,
     within: float,
 ) -> Rehearsed:

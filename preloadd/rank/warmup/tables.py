@@ -48,7 +48,6 @@ RECORD = "warmup.json"
 _SWITCHED_OFF = "tables: not tuned, which is switched off"
 _MAX_TOLD = 500
 
-
 _Set = Mapping[str, bytes]
 """Tables of all ranks, under their keys in stores."""
 
@@ -66,9 +65,8 @@ class Tables:
     """What one rank does about tables. Implements `rank.loading.Warm`; `work` beside serving.
 
     `kind` is what peers may ask for: tables from the disk, else from the stores. `record` is the
-    file for its next life. `stores` opens what it shares with other hosts, which it
-    owns then; `within` seconds are all there is for a peer in a load. Not `enabled`, nothing is
-    tuned.
+    file for its next life. `stores` opens what it shares with other hosts, which it owns then;
+    `within` seconds are all there is for a peer in a load. Not `enabled`, nothing is tuned.
     """
 
     def __init__(
@@ -198,6 +196,11 @@ class Tables:
             return None
 
     async def _share(self, place: Place, found: Mapping[TableName, bytes]) -> None:
+        """Have the stores get these, if they are those of all ranks and go together."""
+        if len(found) < len(place.names):
+            self._note(f"not published: only {len(found)} of {len(place.names)} ranks have one now")
+            return
+
         def judged() -> str:
             return places.mixed([parse(raw, str(name)) for name, raw in found.items()])
 
@@ -221,7 +224,7 @@ class Tables:
         kept = _Record(generation, self._warmable, self._failure)
         record.leave(self._record, msgspec.json.encode(kept))
 
-    def adopted(self, generation: str, *, makes: bool = False) -> None:
+    def adopted(self, generation: str, *, makes: bool) -> None:
         """Weights of an earlier life are served: its tables are given to others as well, and to the
         stores if loads have some made: by the loader, or where this rank `makes` them."""
         try:
@@ -275,8 +278,11 @@ class Tables:
             return
         if self._bad:
             self._say(f"tables: found on disk, {one_line(place.path)}")
-        if self._stores is not None and place.own == place.names[0]:
-            await self._share(place, await self._left(place) or {})
+        if self._stores is None or place.own != place.names[0]:
+            return
+        found = await self._left(place)
+        if found is not None:
+            await self._share(place, found)
 
     # -- what others hear --
 
@@ -378,6 +384,9 @@ class Tables:
         found: dict[TableName, Table] = {}
         until = anyio.current_time() + self._patience
         for name in place.names:
+            if not self._patience:
+                self._note(f"not seeded: no time was left to ask for {name}")
+                return None
             seeded = await self._fetch(place.wanted(name), within=self._patience)
             self._patience = max(until - anyio.current_time(), 0.0)
             if seeded.value is None:

@@ -21,8 +21,10 @@ from preloadd.rank.warmup.mark import Mark
 from preloadd.rank.warmup.rehearsal import Outcome, Rehearsal, Rehearsed, hindrance, rehearse
 from preloadd.rank.warmup.rehearsal_engine import OnProgress, cancel_at_the_end
 from preloadd.rank.warmup.tables import Tables
-from preloadd.warmup.seeding import compile_cache, tables
+from preloadd.warmup.seeding.compile_cache import KIND as CODE
+from preloadd.warmup.seeding.compile_cache import WHOLE
 from preloadd.warmup.seeding.kinds import Kind
+from preloadd.warmup.seeding.tables import KIND as TABLES
 
 log = logging.getLogger(__name__)
 
@@ -152,15 +154,15 @@ class WarmUp:
         told = self._tables.warmable
         if told is None:
             return False
-        tables = not told.root or await self._tables.found()
+        tuned = not told.root or await self._tables.found()
         code = self._code
         had = code is not None and await code.found(told, within=self._tables.patience)
         if not told.root and not told.untuned:
             # FlashInfer's own store shows nothing: it is filled where an engine of this host did
             # all it does, which a fetched bundle does not tell.
             before = code is not None and code.as_before and not self._was_cold
-            tables = had and (before or not self._settings.warmup.autotune)
-        return tables and (had or not told.identity)
+            tuned = had and (before or not self._settings.warmup.autotune)
+        return tuned and (had or not told.identity)
 
     # -- beside serving --
 
@@ -187,10 +189,10 @@ class WarmUp:
 
     def given(self) -> Mapping[str, Find]:
         """What finds what engines may ask for besides weights, by the names of its kinds."""
-        found: dict[str, Find] = {tables.KIND: self._tables.tables_of}
+        found: dict[str, Find] = {TABLES: self._tables.tables_of}
         if self._code is not None:
-            found[compile_cache.KIND] = self._code.answer_of
-            found[compile_cache.WHOLE] = self._code.bundle_of
+            found[CODE] = self._code.answer_of
+            found[WHOLE] = self._code.bundle_of
         return found
 
     def told(self) -> tuple[str, ...]:

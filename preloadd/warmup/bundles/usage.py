@@ -67,13 +67,9 @@ class Verdict:
                 return ""
 
 
-def compiled(known: Collection[str], before: Listing, after: Listing) -> tuple[str, ...]:
-    """The folders that engines use which ran between two listings: those in which they compiled,
-    and those that are `known` to be theirs, unless they have left these for others."""
-    fresh = {one for one, files in after.items() if files != before.get(one)}
-    if judge(known, before, after).use is Use.BYPASSED:
-        return tuple(sorted(fresh))
-    return tuple(sorted(fresh.union(known) & after.keys()))
+def compiled(before: Listing, after: Listing) -> tuple[str, ...]:
+    """The folders in which engines compiled that ran between two listings."""
+    return tuple(sorted(one for one, files in after.items() if files != before.get(one)))
 
 
 def judge(installed: Collection[str], before: Listing, after: Listing) -> Verdict:

@@ -59,7 +59,7 @@ def test_an_engine_uses_what_another_compiled(compiler, vllm_python, zoo, tmp_pa
 
     first = run(vllm_python, model, root, 64)
     assert "saved AOT compiled function" in first.told
-    folders = compiled((), {}, listing(root))
+    folders = compiled({}, listing(root))
     with open_stores([f"file:{shared}"], {}) as stores:
         bundle = publish(root, folders, first.identity, stores, now=0.0)
         assert bundle.manifest.folders == folders

@@ -95,6 +95,7 @@ class Rehearsing:
                 first.settings,
                 self._gate,
                 first.fellows,
+                lambda _: None,
                 within=first.settings.warmup.deadline,
             )
             first.service.open_gate()

@@ -61,7 +61,7 @@ def test_list(ask, root):
 
 def test_json_has_everything(ask, root):
     told = json.loads(ask("list", "--json")[1])["caches"][0]
-    assert (told["root"], told["hash"], told["faults"]) == (str(root), H, [])
+    assert (told["root"], told["hash"], told["faults"], told["closed"]) == (str(root), H, [], [])
     assert told["tables"][1] == {
         "file": str(root / H / str(TableName(0, 1))),
         "dp_rank": 0,
@@ -334,9 +334,19 @@ def test_one_that_is_closed_hides_no_other(ask, three, nobody):
     )
     assert ask("verify", H, "--root", three)[0] == 0
     told = json.loads(ask("list", "--json", "--root", three)[1])["caches"][1]
-    assert (told["tables"], told["last_used"], len(told["faults"])) == ([], None, 1)
+    assert (told["tables"], told["last_used"]) == ([], None)
+    assert (told["faults"], len(told["closed"])) == ([], 1)
     status, _, err = ask("export", OTHER, three.parent / "out", "--root", three)
     assert (status, "belongs to root" in err) == (77, True)
+
+
+@needs_root
+def test_prune_by_age_tells_what_it_cannot_judge(ask, three, nobody):
+    status, out, _ = ask("prune", "--older-than", "0", "--yes", "--root", three)
+    assert (status, out.count("removed ")) == (0, 4)
+    assert out.startswith(
+        f"stays, since its age cannot be seen: {three / OTHER}: Permission denied: "
+    )
 
 
 @needs_root
@@ -371,6 +381,9 @@ def test_of_several_roots_one_may_be_closed(capsys, socket_dir, three, nobody):
         *("closed", "closed"),
     ]
     assert f"{base.parent / '0.8'}:" in lines
+    assert main(["cache", "list", "--json"], World(environ, socket_dir)) == 0
+    hashes = [one["hash"] for one in json.loads(capsys.readouterr().out)["caches"]]
+    assert hashes == [H, OTHER, THIRD, None, None]
     assert main(["cache", "verify"], World(environ, socket_dir)) == 77
     assert main(["cache", "verify", H], World(environ, socket_dir)) == 0
 
@@ -382,13 +395,18 @@ def test_a_link_to_a_configuration_is_told(ask, root, tmp_path):
     text = f"{root / H} is a symbolic link, which engines follow, and this does not: put the folder"
     assert ask("list")[1].splitlines()[2].endswith("  noted")
     status, out, _ = ask("verify")
-    assert (status, out.startswith(f"note: {text}")) == (0, True)
-    assert out.endswith("\n0 tables, 0 of them not fit for an engine\n")
+    assert (status, out.startswith(f"note: {text}")) == (77, True)
+    assert out.endswith(
+        "\n0 tables, 0 of them not fit for an engine; not looked at, see above: 1\n"
+    )
     for arguments in (("export", H, tmp_path / "out"), ("import", root / H)):
         status, _, err = ask(*arguments)
         assert (status, err.startswith(text)) == (77, True)
     assert ask("prune", "--hash", H, "--yes")[0] == 77
-    assert ask("prune", "--older-than", "0")[1] == "nothing to do\n"
+    status, out, _ = ask("prune", "--older-than", "0", "--yes")
+    assert (status, out.splitlines()[-1]) == (0, "nothing to do")
+    assert out.startswith(f"stays, since its age cannot be seen: {text}")
+    assert ask("prune", "--older-than", "0", "--keep", H)[1] == "nothing to do\n"
 
 
 @pytest.mark.parametrize("text", ['{"_metadata": []}', '{"a": ["R", NaN]}'])

@@ -45,6 +45,14 @@ def test_what_is_of_this_user_is_to_be_opened(told, socket_dir):
     assert told("mine/x").endswith(f"this user's own: open it, `chmod u+rwX {socket_dir}/mine`")
 
 
+def test_what_is_open_already_is_kept_closed_by_something_else(told, socket_dir):
+    (socket_dir / "mine").touch()
+    os.chown(socket_dir / "mine", NOBODY, NOBODY)
+    assert told("mine").endswith(
+        f"not even to its owner: see how its file system is mounted, and `lsattr -d {socket_dir}`"
+    )
+
+
 def test_root_is_not_sent_to_root(tmp_path):
     assert f"not even to root: see how its file system is mounted, and `lsattr -d {tmp_path}`" in (
         denied(tmp_path / "x", "Operation not permitted")

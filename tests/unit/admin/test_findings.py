@@ -33,6 +33,14 @@ def test_on_a_terminal_lines_are_wrapped_below_their_text_and_paths_stay_whole()
     ]
 
 
+def test_an_empty_line_stays_one_on_a_narrow_terminal():
+    assert as_table([note("a", "one\n\ntwo")], 5).splitlines()[:3] == [
+        "note     a  one",
+        "            ",
+        "            two",
+    ]
+
+
 def test_several_are_counted_as_such():
     assert as_table([*ALL, *ALL]).endswith("2 faults, 2 warnings, 2 notes, 2 ok\n")
 

@@ -8,7 +8,7 @@ from preloadd.config.arguments import from_words
 from preloadd.config.engine import members_of
 from preloadd.config.files import Document, Fault, parse
 from preloadd.config.group import Group, claims, is_full, judge
-from preloadd.config.ports import Port, ports_of
+from preloadd.config.ports import Claim, ports_of
 from preloadd.domain.nodes import launch_faults
 from preloadd.domain.placement import ExpertPlacement
 from preloadd.domain.settings import CHUNK_BYTES, Layout, Memory, Tls
@@ -102,7 +102,7 @@ def test_everything_that_can_be_said():
     assert found.restart.interval_s == 60
     assert found.seed.tls == Tls("/c", "/k", "/a")
     assert [*ports_of(found)] == [
-        Port("seed.listen_port", "0.0.0.0", port, here=True) for port in range(29700, 29704)
+        Claim("seed.listen_port", "0.0.0.0", port, here=True) for port in range(29700, 29704)
     ]
 
 
@@ -473,7 +473,7 @@ def test_a_node_launches_its_own_ranks_and_knows_where_all_meet():
     assert (found.node.ranks, found.node.number, found.node.count) == (range(2, 4), 1, 2)
     assert [str(instance) for instance in found.instances] == ["CPU-4", "CPU-2"]
     assert [*ports_of(found)] == [
-        Port("parallel.weight_cache_master_port", "10.0.0.1", 29600, here=False)
+        Claim("parallel.weight_cache_master_port", "10.0.0.1", 29600, here=False)
     ]
     assert not [*ports_of(group(GOOD))]
 

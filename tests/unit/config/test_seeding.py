@@ -124,6 +124,15 @@ def test_one_end_is_enough(tmp_path):
             "--seed-source-host: 127.0.0.1 port 29700 is where this group itself is asked",
         ),
         (
+            {
+                **BOTH,
+                "seed_listen_host": "127.0.0.1",
+                "seed_source_host": "localhost",
+                "seed_source_port": "29700",
+            },
+            "--seed-source-host: localhost port 29700 is where this group itself is asked",
+        ),
+        (
             {"trust_bundles": True},
             "--trust-bundles: is for what vLLM compiles, and the builder is native, whose",
         ),

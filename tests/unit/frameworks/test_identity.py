@@ -65,8 +65,6 @@ def test_what_in_the_config_makes_other_weights(config, fields):
             {"placement": Placement(Parallel(tensor=2, expert=True), tensor_rank=1)},
             ["ep_rank", "ep_size", "tp_rank", "tp_size"],
         ),
-        ({"kv_cache_dtype": "fp8"}, ["kv_cache_dtype"]),
-        ({"kv_cache_skip_layers": ["3"]}, ["kv_cache_skip_layers"]),
     ],
 )
 def test_every_other_field_of_the_key_counts(changed, fields):

@@ -1,4 +1,5 @@
 import mmap
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -266,7 +267,6 @@ def out_of_memory_by_the_driver():
             ),
         ),
         (out_of_memory_by_the_driver(), 0, "CUDA error: out of memory: GPU-1 (card), where pid 7"),
-        (MemoryError(), 0, "MemoryError: GPU-1 (card), where pid 7"),
     ],
 )
 def test_memory_that_torch_does_not_get_is_told_with_who_has_it(error, wanted, told):
@@ -276,11 +276,21 @@ def test_memory_that_torch_does_not_get_is_told_with_who_has_it(error, wanted, t
     assert caught.value.wanted == wanted
 
 
-def test_so_is_memory_of_the_host():
+def test_memory_of_the_host_is_no_gpus():
     with pytest.raises(OutOfRoom, match="another 1,152,921,504,606,846,976 bytes") as caught:
         with explained(room):
             torch.empty(1 << 60, dtype=torch.uint8)
     assert "missing" in str(caught.value)
+    assert "GPU" not in str(caught.value)
+
+
+def test_memory_of_the_host_that_python_does_not_get_is_no_gpus_either():
+    with pytest.raises(
+        OutOfRoom, match=r"^MemoryError: .* leaves [\d,]+ bytes, .*`ulimit -v`"
+    ) as caught:
+        with explained(room):
+            raise MemoryError
+    assert not re.search("GPU|engines|gpu_memory_utilization", str(caught.value))
 
 
 def test_a_gpu_that_fails_under_torch_names_where_to_look():

@@ -3,6 +3,7 @@
 import json
 import sys
 import time
+from dataclasses import replace
 
 import anyio
 import pytest
@@ -65,9 +66,11 @@ def test_what_is_untested_on_hardware_is_taken_for_those_who_ask():
     asked = chosen(AMD, memory="hip")
     assert (asked.memory, asked.devices) == (Memory.HIP, ("GPU-53b1d48bde77970d",))
     assert asked.told == "hip memory of GPU-53b1d48bde77970d MI300X"
-    mixed = Probe((*AMD.devices, *TWO.devices[:1]))
-    assert chosen(mixed).devices == (A,)
-    assert chosen(mixed, memory="hip").devices == ("GPU-53b1d48bde77970d",)
+    mixed = Probe((*AMD.devices, *TWO.devices[:1]), "580.95", amd_driver="6.12")
+    nvidia, amd = chosen(mixed), chosen(mixed, memory="hip")
+    assert (nvidia.devices, amd.devices) == ((A,), ("GPU-53b1d48bde77970d",))
+    assert nvidia.told.endswith("; driver 580.95")
+    assert amd.told.endswith("; driver 6.12")
 
 
 @pytest.mark.parametrize(
@@ -85,6 +88,11 @@ def test_what_is_untested_on_hardware_is_taken_for_those_who_ask():
             TWO,
             {"memory": "hip"},
             rf"no GPU with hip memory is seen, but {A} \(--memory cuda\), {B}.*; or use",
+        ),
+        (
+            replace(TWO, amd_problem="no ROCm, no /dev/kfd"),
+            {"memory": "hip"},
+            r"--memory cuda\), .*\(--memory cuda\): no ROCm, no /dev/kfd; or use",
         ),
         (AMD, {"memory": "cuda"}, "no GPU with cuda memory is seen, but GPU-53b1d48bde77970d"),
         (Probe((Device(A, "x", problem="no VMM: take host memory"),)), {}, "take host memory$"),

@@ -199,6 +199,9 @@ def test_a_socket_that_listens_where_nobody_sees_it(socket_dir: Path) -> None:
             assert not seqpacket.listens_unseen(path)
             path.unlink()
             assert seqpacket.listens_unseen(path)
+            (socket_dir / "link").symlink_to(path.parent, target_is_directory=True)
+            assert seqpacket.listens_unseen(socket_dir / "link" / path.name)
+            (socket_dir / "link").unlink()
         assert not seqpacket.listens_unseen(path)
 
 

@@ -28,6 +28,9 @@ class StagedFiller:
     def room(self):
         return self.free, "GPU-0 (a stand-in), where pid 7 (python) holds 1.0 GiB,"
 
+    def available(self):
+        return self.free
+
     def writing(self):
         return nullcontext()
 

@@ -5,6 +5,7 @@ in, at the addresses that they tell."""
 import ctypes
 import os
 import sys
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -16,6 +17,7 @@ from preloadd.domain.placement import Parallel, Placement
 from preloadd.domain.settings import Memory, Reader
 from preloadd.errors import ConfigError, DeviceFailed, OutOfRoom, ReadFailed
 from preloadd.loader.native import Native
+from preloadd.loader.pipeline import load
 from preloadd.loader.report import Reporter
 from preloadd.memory.host import HostFiller
 from preloadd.protocol import messages as m
@@ -198,14 +200,21 @@ def test_a_gpu_without_room_for_the_librarys_buffer_is_no_bad_disk(filled, on_gp
     assert "too few for that" in told
 
 
-@pytest.mark.usefixtures("with_cuda")
-def test_room_for_the_librarys_buffer_is_looked_for_before_anything_is_allocated(
-    filled, on_gpu, on_device, monkeypatch
+@pytest.mark.parametrize("frees", [None, 0, 1000])
+@pytest.mark.usefixtures("instant")
+def test_room_for_the_librarys_buffer_is_looked_for_before_anything_is_given_up(
+    on_gpu, on_device, ends, monkeypatch, frees
 ):
     native = Native(on_gpu, 4096)
     largest = max(stored.info.nbytes for stored in native.checkpoint.tensors.values())
     room = native.plan.arena_nbytes + largest
-    monkeypatch.setattr(type(on_device), "room", lambda self: (room - 1, "this GPU"))
+    free = room - 1 - (frees or 0)
+    monkeypatch.setattr(type(on_device), "room", lambda self: (free, "this GPU"))
     monkeypatch.setattr(type(on_device), "create", pytest.fail)
-    with pytest.raises(OutOfRoom, match=f"another {room:,} bytes but this GPU leaves"):
-        filled(on_gpu)
+    rank, sock = ends
+    with closing(Link(sock)) as link:
+        reporter = Reporter(link, clock=lambda: 0.0)
+        reporter.frees = frees
+        with pytest.raises(OutOfRoom, match=f"need {room:,} bytes but this GPU.* so 1 are missing"):
+            load(on_gpu, on_device, reporter, digest_cache=None)
+    assert [type(report) for report in rank.heard()] == [m.Progress]

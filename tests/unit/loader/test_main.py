@@ -121,7 +121,7 @@ def drivers(tmp_path_factory):
     environ = build.cuda(folder) | {"STAND_IN_MEMORY": str(64 << 20)}
     return {
         Memory.CUDA: environ
-        | {"CUDA_VISIBLE_DEVICES": DEVICES[Memory.CUDA][0], "HIP_VISIBLE_DEVICES": ""},
+        | {"CUDA_VISIBLE_DEVICES": DEVICES[Memory.CUDA][0], "HIP_VISIBLE_DEVICES": "-1"},
         Memory.HIP: environ | {"HIP_VISIBLE_DEVICES": "0", "CUDA_VISIBLE_DEVICES": ""},
     }
 
@@ -265,8 +265,34 @@ def test_why_none_of_nvidia_is_seen_is_told_beside_those_of_amd(environ, drivers
     amd = environ | drivers[Memory.HIP] | {"STAND_IN_DEVICES": DEVICES[Memory.HIP][0]}
     count, problem, hint, _ = looked(amd, tmp_path)
     assert (count, problem) == ("1", "")
-    assert hint.startswith("HIP_VISIBLE_DEVICES=0; no GPU can be used, ")
+    assert hint.startswith("no GPU can be used, ")
     assert "CUDA_VISIBLE_DEVICES hides all" in hint
+    assert hint.endswith("; CUDA_VISIBLE_DEVICES=; HIP_VISIBLE_DEVICES=0")
+
+
+@pytest.mark.slow
+def test_why_none_of_amd_is_seen_is_told_beside_those_of_nvidia(environ, drivers, tmp_path):
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/kfd").touch()
+    nvidia = environ | drivers[Memory.CUDA] | {"STAND_IN_DEVICES": DEVICES[Memory.CUDA][0]}
+    count, problem, hint, amd = looked(nvidia, tmp_path)
+    assert (count, problem) == ("1", "")
+    assert "no AMD GPU can be used" in amd
+    assert hint == f"CUDA_VISIBLE_DEVICES={DEVICES[Memory.CUDA][0]}; HIP_VISIBLE_DEVICES=-1"
+    (tmp_path / "dev/kfd").unlink()
+    *_, amd = looked(nvidia, tmp_path)
+    assert "there is no /dev/kfd: load the driver amdgpu" in amd
+
+
+@pytest.mark.slow
+def test_a_variable_that_hides_gpus_of_both_makers_is_told_once(environ, drivers, tmp_path):
+    hidden = environ | drivers[Memory.HIP] | {"STAND_IN_DEVICES": DEVICES[Memory.HIP][0]}
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/kfd").touch()
+    hidden |= {"HIP_VISIBLE_DEVICES": "", "CUDA_VISIBLE_DEVICES": "7"}
+    count, _, hint, amd = looked(hidden, tmp_path)
+    assert (count, "or CUDA_VISIBLE_DEVICES or" in amd) == ("0", True)
+    assert hint == "CUDA_VISIBLE_DEVICES=7; HIP_VISIBLE_DEVICES="
 
 
 @pytest.mark.slow

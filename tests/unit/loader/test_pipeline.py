@@ -200,13 +200,16 @@ def test_a_device_that_is_lost_is_what_the_load_fails_with(loaded, settings, end
     assert not any(isinstance(report, m.ChunkFilled) for report in ends[0].heard())
 
 
-def test_a_reader_that_is_not_installed_is_said(loaded, settings_of, model, monkeypatch):
+def test_a_reader_that_is_not_installed_is_said_before_anything_is_given_up(
+    loaded, settings_of, model, monkeypatch, ends
+):
     monkeypatch.setitem(sys.modules, "instanttensor", None)
     monkeypatch.delitem(sys.modules, "preloadd.loader.instant", raising=False)
     monkeypatch.delattr(preloadd.loader, "instant", raising=False)
     settings = settings_of(model, reader=Reader.INSTANTTENSOR, memory=Memory.CUDA)
     with pytest.raises(ConfigError, match=r"install instanttensor .*reader = \"pread\""):
-        loaded(settings, filler=StagedFiller())
+        loaded(settings, filler=StagedFiller(), frees=0)
+    assert m.Identified(key={}) not in ends[0].heard()
 
 
 class Closed(HostFiller):

@@ -80,7 +80,7 @@ def test_nobody_is_let_go_until_all_are_there(table):
     table.joins(2, 0, 1)
     assert table.convener.missing == (3,)
     assert not any(isinstance(table.last(n), r.Agreed) for n in range(WORLD))
-    assert table.last(0) == table.last(2) == r.Beat(missing=(3,))
+    assert table.last(0) == table.last(2) == r.Beat(missing=(3,), silence=SILENCE)
     table.joins(3)
     assert [table.last(n) for n in range(WORLD)] == [r.Agreed()] * WORLD
     assert table.convener.phase is Phase.LOADING
@@ -107,7 +107,7 @@ def test_who_is_still_identifying_is_there_but_nobody_is_let_go_before_it_claims
     assert table.convener.missing == (0, 3)
     assert not table.convener.absent
     table.joins(0)
-    assert table.last(1) == table.last(2) == r.Beat(missing=(3,))
+    assert table.last(1) == table.last(2) == r.Beat(missing=(3,), silence=SILENCE)
     table.joins(3)
     assert [table.last(n) for n in range(WORLD)] == [r.Agreed()] * WORLD
 
@@ -265,6 +265,8 @@ def test_signs_of_life_are_sent_often_enough_for_the_least_patient_of_all(table,
     member.received(r.Beat(missing=(3,)), 0.0)
     assert member.pace == SILENCE / 16
     assert member.tick(SILENCE / 16) == [r.Beat()]
+    member.received(r.Beat(silence=60.0), 0.0)  # the least patient one has gone
+    assert member.pace == SILENCE / 4
     member.lost("hung up")
     member.claim(join(2), 1.0)
     member.joined(1.0)
@@ -353,9 +355,9 @@ def test_ranks_that_serve_are_there_for_a_rank_0_that_loads_again(table):
 
 def test_whoever_joins_is_told_at_once_for_whom_it_waits(table):
     table.says(1, join(1, serving=True)).joins(0)
-    assert table.last(OWN) == r.Beat(missing=(2, 3))
+    assert table.last(OWN) == r.Beat(missing=(2, 3), silence=SILENCE)
     table.joins(1)
-    assert table.last(1) == r.Beat(missing=(2, 3))
+    assert table.last(1) == r.Beat(missing=(2, 3), silence=SILENCE)
 
 
 def test_ranks_that_serve_something_else_are_named_but_not_ended(table):

@@ -32,6 +32,17 @@ def test_what_no_rank_has_left_is_neither_followed_nor_waited_for(tmp_path):
     assert ((tmp_path / "secret").read_text(), left(path)) == ("x", b"mine")
 
 
+@pytest.mark.timeout(10)
+def test_what_is_in_the_way_of_a_new_one_is_neither_written_to_nor_waited_for(tmp_path):
+    path = tmp_path / "it.json"
+    os.mkfifo(tmp_path / "it.new")
+    leave(path, b"mine")
+    assert left(path) == b"mine"
+    (tmp_path / "elsewhere").symlink_to(tmp_path, target_is_directory=True)
+    leave(tmp_path / "elsewhere" / "that.json", b"mine")
+    assert not (tmp_path / "that.json").exists()
+
+
 def test_no_more_is_read_than_any_record_has(tmp_path):
     path = tmp_path / "it.json"
     path.write_bytes(bytes(MAX_NBYTES + 9))

@@ -145,11 +145,8 @@ async def test_ranks_of_which_only_one_has_a_draft_beside_it_all_end_at_once(pre
             assert "give all nodes the same model, settings" in why
 
 
-@pytest.mark.parametrize("silences", [(0.4, 60.0), (60.0, 0.4)])
-async def test_nodes_of_different_patience_do_not_take_each_other_for_lost(
-    presence, silences, monkeypatch
-):
-    monkeypatch.setattr(rendezvous, "_TICK_S", 0.05)
+@pytest.mark.parametrize("silences", [(0.9, 60.0), (60.0, 0.9)])
+async def test_nodes_of_different_patience_do_not_take_each_other_for_lost(presence, silences):
     ranks = [presence(n, silence=silence) for n, silence in enumerate(silences)]
     async with working(*ranks) as tasks:
         loads = [Load(0), Load(1)]
@@ -157,7 +154,7 @@ async def test_nodes_of_different_patience_do_not_take_each_other_for_lost(
         with anyio.fail_after(5):
             for load in loads:
                 await load.fills.wait()
-            await anyio.sleep(1.0)
+            await anyio.sleep(2.0)
             for load, each in zip(loads, held, strict=True):
                 load.ends.set()
                 await each.over.wait()

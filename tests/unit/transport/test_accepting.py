@@ -1,5 +1,6 @@
 """Whoever connects is taken, and nothing that befalls the host ends that."""
 
+import errno
 import socket
 from contextlib import asynccontextmanager
 from itertools import pairwise
@@ -109,3 +110,23 @@ async def test_what_is_no_listener_is_an_error():
         theirs.send(b"so that it is readable")
         with pytest.raises(OSError, match="Invalid argument"):
             await accept(ours, Taken(), "a guest")
+
+
+async def test_what_goes_wrong_with_a_guest_is_no_trouble_of_the_listener(listener):
+    def take(sock, _):
+        sock.close()
+        raise OSError(errno.EINVAL, "of the guest")
+
+    with socket.create_connection(listener.getsockname()), pytest.raises(OSError, match="guest"):
+        with anyio.fail_after(2):
+            await accept(listener, take, "a guest")
+
+
+async def test_a_guest_that_is_gone_already_is_no_end(listener):
+    def take(sock, _):
+        sock.close()
+        raise ConnectionError
+
+    with socket.create_connection(listener.getsockname()), pytest.raises(ConnectionError):
+        with anyio.fail_after(2):
+            await accept(listener, take, "a guest")

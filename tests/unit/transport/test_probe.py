@@ -80,9 +80,11 @@ def test_the_last_line_counts():
 def test_what_it_says_moves_no_cursor():
     device = b'{"id": "CPU-0", "name": "\\u001bc", "memory": "host", "problem": "\\u0007"}'
     line = (
-        b'{"devices": [%s], "problem": "\\u001b[2J", "hint": "a\\nb", "driver": "\\u0007"}' % device
+        b'{"devices": [%s], "problem": "\\u001b[2J", "hint": "a\\nb", "driver": "\\u0007", '
+        b'"amd_driver": "\\u0007"}' % device
     )
     probe = told(["x"], 0, line)
     (seen,) = probe.devices
     assert (seen.name, seen.problem) == ("\\x1bc", "\\x07")
-    assert (probe.problem, probe.hint, probe.driver) == ("\\x1b[2J", "a\\nb", "\\x07")
+    assert (probe.problem, probe.hint) == ("\\x1b[2J", "a\\nb")
+    assert (probe.driver, probe.amd_driver) == ("\\x07", "\\x07")

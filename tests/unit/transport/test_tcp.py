@@ -88,6 +88,30 @@ async def test_a_port_is_tried_again_while_it_is_taken_and_says_so_once(free, mo
     assert caplog.messages == ["no port: Address already in use"]
 
 
+async def test_a_listener_that_is_lost_is_told_and_listened_for_anew(free, monkeypatch, caplog):
+    monkeypatch.setattr(tcp, "_AGAIN_S", 0.02)
+    made, came = [], []
+
+    async def listen():
+        made.append(await tcp.listen(HERE, free))
+        return made[-1]
+
+    port = Port(listen, lambda error: f"no port: {error.strerror}")
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(port.serve, lambda sock, _: came.append(sock), "a guest")
+        await port.tried.wait()
+        made[0][0].shutdown(socket.SHUT_RDWR)
+        with anyio.fail_after(2):
+            while len(made) < 2 or port.fault:  # noqa: ASYNC110
+                await anyio.sleep(0.005)
+            with socket.create_connection((HERE, free)):
+                while not came:  # noqa: ASYNC110
+                    await anyio.sleep(0.005)
+        came.pop().close()
+        tasks.cancel_scope.cancel()
+    assert caplog.messages == ["no port: Invalid argument"]
+
+
 def meaning(*hosts: str):
     """A resolver that knows one name, for all of these."""
 

@@ -94,8 +94,36 @@ def test_a_device_that_gives_no_context_failed(cuda: StandIn) -> None:
 
 def test_a_device_without_room_for_a_context_is_full(cuda: StandIn) -> None:
     cuda.fail("DevicePrimaryCtxRetain", 2)
-    with pytest.raises(OutOfRoom, match=f"opening it failed on {ONE} .*: {ONE} .* leaves 0 bytes"):
+    with pytest.raises(OutOfRoom) as caught:
         open_ordinal(0)
+    # No NVML is here to tell more.
+    told = str(caught.value)
+    assert told.startswith(
+        f"opening it failed on {ONE} (NVIDIA Stand-In): CUDA_ERROR_OUT_OF_MEMORY"
+    )
+    assert "): free memory, or give the engines there less of it" in told
+
+
+@pytest.mark.parametrize(
+    ("used", "told"),
+    [
+        (1 << 20, "(NVIDIA Stand-In) leaves 149,534,277,632 bytes, too few for that"),
+        (
+            130 << 30,
+            "or another container's), leaves 9,948,889,088 bytes, too few for that",
+        ),
+    ],
+)
+def test_how_full_a_device_is_that_gives_no_context_is_told_by_nvml(
+    drivers: Path, used: int, told: str
+) -> None:
+    playing = {
+        "STAND_IN_DEVICES": ONE,
+        "STAND_IN_FAIL": "cuDevicePrimaryCtxRetain:2:0",
+        "STAND_IN_MEMORY": str(149_535_326_208),
+        "STAND_IN_USED": str(used),
+    }
+    assert told in opened_elsewhere({**build.cuda(drivers), **playing})
 
 
 def test_a_block_within_a_block_asks_nothing_of_the_driver(
@@ -168,11 +196,11 @@ def test_a_thread_gets_its_context_back_whatever_is_answered(
 
 
 OPENING = """
-from preloadd.errors import NoSuchDevice
+from preloadd.errors import NoSuchDevice, OutOfRoom
 from preloadd.memory.cuda.driver import open_ordinal
 try:
     open_ordinal(0)
-except NoSuchDevice as error:
+except (NoSuchDevice, OutOfRoom) as error:
     print(error)
 """
 

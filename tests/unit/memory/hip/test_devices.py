@@ -25,7 +25,8 @@ def test_each_gpu_is_told(hip: StandIn, tmp_path: Path) -> None:
         Device(HIP_DEVICES[1], "AMD Stand-In", Memory.HIP, "0000:1a:00.0", total=1 << 30),
         Device(HIP_DEVICES[0], "AMD Stand-In", Memory.HIP, "0000:1b:00.0", total=1 << 30),
     )
-    assert (found.driver, found.problem, found.hint) == ("6.12.12", "", "HIP_VISIBLE_DEVICES=1,0")
+    assert (found.amd_driver, found.problem) == ("6.12.12", "")
+    assert found.hint == "HIP_VISIBLE_DEVICES=1,0"
 
 
 def test_none_is_a_problem_with_a_reason(hip: StandIn, tmp_path: Path) -> None:

@@ -34,9 +34,20 @@ def test_a_device_that_is_hidden_is_refused_with_those_that_are_not(hip: StandIn
         open_ordinal(2, hip.path)
 
 
+def test_an_empty_variable_of_hips_hides_nothing_but_that_of_cuda_counts(hip: StandIn) -> None:
+    hip.setenv("STAND_IN_DEVICES", ",".join(HIP_DEVICES))
+    hip.setenv("HIP_VISIBLE_DEVICES", "")
+    assert open_ordinal(2, hip.path).device == THREE
+    hip.setenv("CUDA_VISIBLE_DEVICES", "0")
+    with pytest.raises(NoSuchDevice, match=f"only {ONE} .*; CUDA_VISIBLE_DEVICES=0"):
+        open_device(TWO, os.environ, hip.path)
+    hip.setenv("HIP_VISIBLE_DEVICES", "1")
+    assert open_ordinal(0, hip.path).device == TWO
+
+
 def test_no_device_is_told_with_what_may_hide_it(hip: StandIn) -> None:
     hip.setenv("STAND_IN_DEVICES", "")
-    with pytest.raises(NoSuchDevice, match=r"NO_DEVICE.*/dev/kfd.*HIP_VISIBLE_DEVICES"):
+    with pytest.raises(NoSuchDevice, match=r"NO_DEVICE.*/dev/kfd.* or CUDA_VISIBLE_DEVICES or "):
         open_ordinal(0, hip.path)
 
 

@@ -1,7 +1,10 @@
 """Compiled code of a rank: what it has in mind, gives, fetches, and tells, with real folders."""
 
+import errno
 import json
+import os
 import shutil
+import threading
 from contextlib import asynccontextmanager
 
 import anyio
@@ -9,6 +12,7 @@ import pytest
 
 from preloadd.engine import bundles
 from preloadd.protocol.messages import Warmable
+from preloadd.rank.warmup.claim import NAME, Claim
 from preloadd.rank.warmup.compiled_code import CompiledCode
 from preloadd.warmup.bundles.manifest import BadBundle
 from preloadd.warmup.seeding.compile_cache import BUNDLE, KIND, WHOLE
@@ -44,6 +48,33 @@ def stores(tmp_path):
 
 def code(stores=None, *, trusted=True, fetch=None):
     return CompiledCode(trusted=trusted, stores=lambda: stores, fetch=fetch, wall=lambda: 0.0)
+
+
+class Hanging:
+    """Paths that end with `end` are not opened until `let`; `asked` once one is to be."""
+
+    def __init__(self, monkeypatch, end) -> None:
+        opens, self._asked, self._answers = os.open, threading.Event(), threading.Event()
+
+        def hanging(path, *more, **named):
+            if str(path).endswith(end):
+                self._asked.set()
+                self._answers.wait(20)
+            return opens(path, *more, **named)
+
+        monkeypatch.setattr(os, "open", hanging)
+
+    async def asked(self) -> None:
+        with anyio.fail_after(20):
+            while not self._asked.is_set():  # noqa: ASYNC110 - a thread tells
+                await anyio.sleep(0.01)
+
+    def let(self) -> None:
+        """Have them opened, and wait until whoever was to has done what it does with them."""
+        self._answers.set()
+        for thread in threading.enumerate():
+            if thread.name == "asking the disk or a store":
+                thread.join(20)
 
 
 @asynccontextmanager
@@ -208,11 +239,31 @@ async def test_a_bundle_that_no_engine_uses_is_told(root, told, stores, monkeypa
         pass
 
 
+async def test_what_a_look_finds_is_not_told_of_weights_that_came_meanwhile(
+    root, told, stores, monkeypatch
+):
+    source = await of_another_host(stores, told, root)
+    target = code(stores, fetch=answering(source))
+    assert await target.found(told, within=5.0)
+    async with working(target, "given to others"):
+        pass
+    shutil.rmtree(root / "torch_compile_cache")
+    folder = Hanging(monkeypatch, root.name)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(target.work)
+        await folder.asked()
+        assert not await target.found(Warmable(config_hash=HASH), within=5.0)
+        folder.let()
+        await anyio.sleep(0.05)
+        tasks.cancel_scope.cancel()
+    assert target.told() == ()
+
+
 async def test_groups_that_compile_in_one_place_do_not_take_each_others_code(root, told):
     one, other = code(), code()
     assert not await one.found(told, within=5.0)
     await rehearsed(other, told, root)
-    assert "another group compiled there" in other.told()[0]
+    assert "another group compiles there" in other.told()[0]
     await one.rehearsed()
     assert "2 folders made by an engine" in one.told()[0]
     again = code()
@@ -220,6 +271,58 @@ async def test_groups_that_compile_in_one_place_do_not_take_each_others_code(roo
         Warmable(config_hash=HASH, identity=told.identity | {"cuda": "1"}), within=5.0
     )
     await again.rehearsed()
+
+
+async def test_what_another_group_compiled_before_is_not_taken_for_ones_own(root, told, stores):
+    other = code()
+    assert not await other.found(told, within=5.0)
+
+    async def fetch(wanted, *, within):
+        write(root)
+        await other.rehearsed()
+        return Seeded(Outcome.MISSING, "it has none")
+
+    one = code(stores, fetch=fetch)
+    assert not await one.found(
+        Warmable(config_hash=HASH, identity=told.identity | {"cuda": "1"}), within=5.0
+    )
+    write(root, {"torch_compile_cache/9876543210/rank_0_0/backbone/graph": b"x"})
+    await one.rehearsed()
+    assert "1 folders made by an engine" in one.told()[0]
+
+
+async def test_where_it_is_not_known_what_was_there_nothing_is_taken_for_ones_own(
+    root, told, monkeypatch
+):
+    opens = os.open
+
+    def failing(path, *more, **named):
+        if str(path) == str(root):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        return opens(path, *more, **named)
+
+    one = code()
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", failing)
+        assert not await one.found(told, within=5.0)
+    write(root)
+    await one.rehearsed()
+    (line,) = one.told()
+    assert line.startswith("compiled code: [Errno 5] Input/output error")
+    one.let_go()
+
+
+async def test_a_lock_that_comes_once_it_is_given_up_is_not_kept(root, told, monkeypatch):
+    one, lock = code(), Hanging(monkeypatch, NAME)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(lambda: one.found(told, within=5.0))
+        await lock.asked()
+        tasks.cancel_scope.cancel()
+    one.let_go()
+    lock.let()
+    assert (root / NAME).exists()
+    with Claim() as other:
+        assert other.take(root)
 
 
 async def test_an_engine_on_the_host_takes_it_over(root, told, tmp_path):

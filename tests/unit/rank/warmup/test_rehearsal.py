@@ -74,7 +74,7 @@ say("done")
     ],
 )
 async def test_an_engine_that_fails_is_told_of(scripted, group, script, why):
-    done = await scripted(script).run(group, Gate(), within=20.0)
+    done = await scripted(script).run(group, Gate(), lambda _: None, within=20.0)
     assert done.outcome is Outcome.FAILED
     assert why in done.why
     assert "the first engine does it" in str(done)
@@ -88,7 +88,7 @@ for number in range(5000):
 sys.exit(1)
 """
     with caplog.at_level("DEBUG", "preloadd.rank.warmup.rehearsal_engine"):
-        assert (await scripted(script).run(group, Gate(), within=20.0)).why
+        assert (await scripted(script).run(group, Gate(), lambda _: None, within=20.0)).why
     said = [record.getMessage() for record in caplog.records]
     assert 2000 < len(said) < 2050
     assert max(map(len, said)) < 500
@@ -98,7 +98,7 @@ sys.exit(1)
 
 async def test_an_interpreter_that_is_not_there_is_told_of(scripted, group, tmp_path):
     rehearsal = replace(scripted(""), argv=[str(tmp_path / "python")])
-    done = await rehearsal.run(group, Gate(), within=20.0)
+    done = await rehearsal.run(group, Gate(), lambda _: None, within=20.0)
     assert (done.outcome, "cannot be started" in done.why) == (Outcome.FAILED, True)
 
 
@@ -106,7 +106,7 @@ async def test_an_interpreter_that_is_not_there_is_told_of(scripted, group, tmp_
 async def test_an_engine_that_hangs_is_ended_with_all_it_started(scripted, group, pids):
     hangs = scripted(f"signal.signal(15, signal.SIG_IGN)\n{GRANDCHILD}\ntime.sleep(600)")
     silent = replace(group, deadlines=replace(group.deadlines, silence=1.0))
-    done = await hangs.run(silent, Gate(), within=20.0)
+    done = await hangs.run(silent, Gate(), lambda _: None, within=20.0)
     assert "said nothing for 1 s while starting" in done.why
     assert gone(pids)
 
@@ -115,14 +115,16 @@ async def test_an_engine_that_hangs_is_ended_with_all_it_started(scripted, group
 async def test_an_engine_that_talks_for_ever_ends_at_the_deadline(scripted, group, pids):
     script = f"{GRANDCHILD}\nwhile True:\n    print('still here', flush=True); time.sleep(0.05)"
     short = replace(group, deadlines=replace(group.deadlines, silence=0.8))
-    done = await scripted(script).run(short, Gate(), within=2.0)
+    done = await scripted(script).run(short, Gate(), lambda _: None, within=2.0)
     assert "it took longer than 2 s" in done.why
     assert gone(pids)
 
 
 @pytest.mark.slow  # orphans are init's to reap, which takes it a moment
 async def test_what_an_engine_leaves_behind_is_ended(scripted, group, pids):
-    done = await scripted(f"{GRANDCHILD}\nsay('done')").run(group, Gate(), within=20.0)
+    done = await scripted(f"{GRANDCHILD}\nsay('done')").run(
+        group, Gate(), lambda _: None, within=20.0
+    )
     assert done.outcome is Outcome.DONE
     assert gone(pids)
 
@@ -138,7 +140,9 @@ async def test_a_gate_that_is_to_be_opened_ends_the_engine(scripted, group, pids
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(end)
-        done = await scripted(f"{GRANDCHILD}\ntime.sleep(600)").run(group, gate, within=20.0)
+        done = await scripted(f"{GRANDCHILD}\ntime.sleep(600)").run(
+            group, gate, lambda _: None, within=20.0
+        )
     assert (done.outcome, done.why) == (Outcome.ENDED, "the weights are to be released")
     assert gone(pids)
 
@@ -152,7 +156,9 @@ async def test_cancelling_ends_the_engine(scripted, group, pids):
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(cancel, tasks.cancel_scope)
-        await scripted(f"{GRANDCHILD}\ntime.sleep(600)").run(group, Gate(), within=20.0)
+        await scripted(f"{GRANDCHILD}\ntime.sleep(600)").run(
+            group, Gate(), lambda _: None, within=20.0
+        )
     assert gone(pids)
 
 
@@ -161,7 +167,9 @@ async def test_cancelling_ends_the_engine(scripted, group, pids):
 
 async def test_ranks_that_do_not_come_are_not_waited_for_for_ever(scripted, group, socket_dir):
     fellows = Fellows({"CPU-1": socket_dir / "nobody.sock"})
-    done = await rehearse(scripted("say('done')"), group, Gate(), fellows, within=0.2)
+    done = await rehearse(
+        scripted("say('done')"), group, Gate(), fellows, lambda _: None, within=0.2
+    )
     assert (done.outcome, done.why) == (Outcome.FAILED, "these ranks do not serve: CPU-1")
 
 
@@ -169,7 +177,7 @@ async def test_nothing_is_started_where_the_gate_is_to_be_opened_already(scripte
     gate = Gate()
     gate.end("a release")
     script = scripted(f"{GRANDCHILD}\nsay('done')")
-    done = await rehearse(script, group, gate, Fellows({}), within=20.0)
+    done = await rehearse(script, group, gate, Fellows({}), lambda _: None, within=20.0)
     assert (done.outcome, done.why, pids.exists()) == (Outcome.ENDED, "a release", False)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -247,6 +248,21 @@ async def test_a_peer_delays_nobody(rank, warmable):
     assert second < 0.06
 
 
+async def test_a_peer_is_asked_for_nothing_once_there_is_no_time(rank, warmable):
+    asked = []
+
+    async def fetch(wanted, *, within):
+        asked.append(wanted.name)
+        await anyio.sleep(within)
+        return Seeded(Outcome.FETCHED, "", TABLE)
+
+    async with rank(fetch=fetch, within=0.05) as here:
+        assert await here.wanted(warmable)
+        (note,) = here.told()
+    assert asked == [NAMES[0]]
+    assert note == f"tables: not seeded: no time was left to ask for {NAMES[1]}"
+
+
 async def test_a_store_that_fails_is_passed_over(rank, warmable):
     def act():
         raise Broken("its server is away")
@@ -363,7 +379,7 @@ async def adopting(rank, warmable, *lines: Tuned, shelf: Shelf | None = None):
             await here.made(warmable, tuned)
         here.loaded("0a" * 16)
     again = Tables(here._record, stores=None if shelf is None else lambda: shelf)
-    again.adopted("0a" * 16)
+    again.adopted("0a" * 16, makes=False)
     return again
 
 
@@ -378,7 +394,7 @@ async def test_a_failure_to_tune_is_one_until_tables_are_there(rank, warmable, t
             tasks.cancel_scope.cancel()
     put(tmp_path / "root", TABLE, TABLE)
     again = Tables(tmp_path / "warmup.json")
-    again.adopted("0a" * 16)
+    again.adopted("0a" * 16, makes=False)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(again.work)
         await told(again, "tables: found on disk, ")
@@ -418,6 +434,88 @@ async def test_where_loads_have_nothing_tuned_the_next_life_tells_of_no_tables(r
     assert again.told() == ()
     again.adopted("0a" * 16, makes=True)
     assert "as before" in again.told()[0]
+
+
+@pytest.fixture
+def opening(monkeypatch) -> Callable:
+    """`opening(act)`: `act` is done before each opening of the folder of tables."""
+    opens = os.open
+
+    def opening(act) -> None:
+        def first(path, *more, **named):
+            if str(path).endswith(HASH):
+                act()
+            return opens(path, *more, **named)
+
+        monkeypatch.setattr(os, "open", first)
+
+    return opening
+
+
+async def test_what_a_look_finds_is_not_told_of_weights_that_came_meanwhile(
+    rank, warmable, opening
+):
+    again = await adopting(rank, warmable)
+    looks, ends = threading.Event(), threading.Event()
+
+    def wait():
+        looks.set()
+        ends.wait(20)
+
+    opening(wait)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(again.work)
+        while not looks.is_set():  # noqa: ASYNC110 - a thread tells
+            await anyio.sleep(0.01)
+        assert not await again.wanted(Warmable(why_not="the weights are in host memory"))
+        ends.set()
+        await anyio.sleep(0.1)
+        tasks.cancel_scope.cancel()
+    assert again.told() == ("tables: not tuned: the weights are in host memory",)
+
+
+async def test_tables_that_cannot_be_read_are_not_said_to_be_missing(rank, warmable, opening):
+    again = await adopting(rank, warmable)
+
+    def fail():
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    opening(fail)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(again.work)
+        await told(again, "Input/output error")
+        await anyio.sleep(0.05)
+        tasks.cancel_scope.cancel()
+    assert again.told()[0].startswith("tables: as before, below ")
+
+
+def fails(_):
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+@pytest.mark.parametrize(
+    ("act", "why"),
+    [
+        (fails, "[Errno 5] Input/output error"),
+        (shutil.rmtree, "only 0 of 2 ranks have one now"),
+        (lambda place: (place / str(NAMES[1])).unlink(), "only 1 of 2 ranks have one now"),
+    ],
+    ids=["it fails", "the folder is gone", "one is gone"],
+)
+async def test_what_is_lost_before_it_is_published_ends_nothing(
+    rank, warmable, tmp_path, opening, act, why
+):
+    put(tmp_path / "root", TABLE, TABLE)
+    shelf, looks = Shelf(), iter(range(9))
+    again = await adopting(rank, msgspec.structs.replace(warmable, rank=0), shelf=shelf)
+    opening(lambda: act(tmp_path / "root" / HASH) if next(looks) == len(NAMES) else None)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(again.work)
+        await told(again, f"tables: not published: {why}")
+        await anyio.sleep(0.05)
+        tasks.cancel_scope.cancel()
+    assert len(again.told()) == 2
+    assert shelf.held == {}
 
 
 @pytest.mark.parametrize("adopts", [False, True], ids=["found", "adopted"])
@@ -480,7 +578,7 @@ async def test_the_next_life_gives_the_tables_to_others(rank, warmable, tmp_path
     async with rank() as again:
         kind = again.kind
         assert kind.resolve(fields) is None
-        again.adopted("0a" * 16)
+        again.adopted("0a" * 16, makes=False)
         assert str(NAMES[1]).encode() in kind.resolve(fields)
         assert again.told() == (f"tables: as before, below {tmp_path / 'root'}",)
         assert list(again.tables_of(HASH)) == [str(name) for name in NAMES]
@@ -492,7 +590,7 @@ async def test_a_record_that_is_none_is_nothing(rank, tmp_path, content):
     if content is not None:
         (tmp_path / "warmup.json").write_bytes(content)
     async with rank() as here:
-        here.adopted("0a" * 16)
+        here.adopted("0a" * 16, makes=False)
         assert here.told() == ()
 
 
@@ -500,7 +598,7 @@ async def test_a_record_that_is_none_is_nothing(rank, tmp_path, content):
 async def test_a_pipe_in_the_place_of_the_record_is_not_waited_for(rank, tmp_path):
     os.mkfifo(tmp_path / "warmup.json")
     async with rank() as here:
-        here.adopted("0a" * 16)
+        here.adopted("0a" * 16, makes=False)
         assert here.told() == ()
 
 
@@ -509,7 +607,7 @@ async def test_tables_of_other_weights_are_not_taken_for_these(rank, warmable):
         await here.wanted(warmable)
         here.loaded("0a" * 16)
     async with rank() as again:
-        again.adopted("0b" * 16)
+        again.adopted("0b" * 16, makes=False)
         assert again.tables_of(HASH) == {}
 
 

@@ -58,21 +58,19 @@ def test_a_line_is_told_where_something_is_wrong(use):
 
 
 @pytest.mark.parametrize(
-    ("known", "after", "folders"),
+    ("after", "folders"),
     [
-        ((), Cases.NOTHING, ()),
-        ((), Cases.BESIDE, (OTHER,)),
-        ((), Cases.OLD_ONE_GREW, (OLD,)),
-        ((OURS,), Cases.NOTHING, (OURS,)),
-        ((OURS,), Cases.ANEW, (OURS,)),
-        ((OURS,), Cases.BESIDE, (OTHER,)),
-        ((OURS,), Cases.BOTH, (OURS, OTHER)),
-        ((OURS,), Cases.GONE, ()),
+        (Cases.NOTHING, ()),
+        (Cases.ANEW, (OURS,)),
+        (Cases.BESIDE, (OTHER,)),
+        (Cases.BOTH, (OURS, OTHER)),
+        (Cases.OLD_ONE_GREW, (OLD,)),
+        (Cases.GONE, ()),
     ],
 )
-def test_which_folders_engines_use_is_told(known, after, folders):
-    assert compiled(known, BEFORE, after) == folders
+def test_in_which_folders_engines_compiled_is_told(after, folders):
+    assert compiled(BEFORE, after) == folders
 
 
 def test_at_first_all_are_new():
-    assert compiled((), {}, BEFORE) == (OLD, OURS)
+    assert compiled({}, BEFORE) == (OLD, OURS)
