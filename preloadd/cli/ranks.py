@@ -14,7 +14,7 @@ from preloadd.cli.overview import Condition, Holder, Rank
 from preloadd.domain.ids import Instance
 from preloadd.errors import AccessDenied, ConfigError, InsecurePath, PreloadError, Unavailable
 from preloadd.linux.locks import FILE_NAME, holder
-from preloadd.linux.paths import derived_dirs, socket_dirs, trusted_dir, trusted_users
+from preloadd.linux.paths import derived_dirs, socket_dirs, trusted_dir
 from preloadd.linux.seqpacket import listens_unseen
 from preloadd.linux.threads import starting
 from preloadd.protocol.messages import Reply, Request, StatusTold
@@ -57,10 +57,10 @@ def folders(environ: Mapping[str, str], uid: int, chosen: Path | None) -> Folder
             raise ConfigError(f"--socket-dir {chosen}: there is no such folder")
         return Folders((chosen.absolute(),))
     found, notes = [], []
-    derived, owners = derived_dirs(environ, uid), trusted_users()
+    derived = derived_dirs(environ, uid)
     for path in socket_dirs(environ, uid):
         try:
-            trusted_dir(path, derived=path in derived, owners=owners)
+            trusted_dir(path, derived=path in derived)
         except (FileNotFoundError, NotADirectoryError):
             continue
         except PermissionError:

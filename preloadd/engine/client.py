@@ -21,6 +21,7 @@ from preloadd.domain.settings import Memory
 from preloadd.engine.arenas import ARENAS, Arenas, Identity, Share, unless_in_use
 from preloadd.engine.discovery import Candidate, candidates, found
 from preloadd.engine.options import Options
+from preloadd.engine.undisturbed import undisturbed
 from preloadd.engine.watch import Line, Watcher
 from preloadd.errors import (
     AccessDenied,
@@ -36,7 +37,7 @@ from preloadd.errors import (
 from preloadd.linux import peers
 from preloadd.linux.fds import OwnedFd
 from preloadd.linux.memfd import read_sealed
-from preloadd.linux.paths import trusted_users
+from preloadd.linux.paths import is_trusted, trusted_users
 from preloadd.memory.api import Mapper
 from preloadd.protocol import messages as m
 from preloadd.protocol import payload
@@ -265,11 +266,10 @@ def _reconnected(place: Candidate, timeout: float) -> Client:
 def _check_listener(path: Path, sock: socket.socket) -> None:
     """The path was checked, but who listens behind it is what counts."""
     listener = peers.peer(sock)
-    trusted = trusted_users()
-    if listener.uid not in trusted:
+    if not is_trusted(listener.uid):
         raise InsecurePath(
             f"the daemon at {path} runs as user {listener.uid}, trusted are "
-            f"{', '.join(map(str, sorted(trusted)))}: start it as one of them"
+            f"{', '.join(map(str, sorted(trusted_users())))}: start it as one of them"
         )
 
 
@@ -318,7 +318,8 @@ def _map(
     fds: Sequence[OwnedFd],
 ) -> tuple[Manifest, Share]:
     """Map what was granted, after the manifest itself says that it is what was asked for."""
-    manifest = payload.decode(read_sealed(fds[0].fileno(), granted.manifest))
+    with undisturbed():
+        manifest = payload.decode(read_sealed(fds[0].fileno(), granted.manifest))
     if (manifest.generation, manifest.chunks) != (granted.generation, granted.chunks):
         raise DamagedManifest("the daemon granted other chunks than its manifest describes")
     _check_wanted(manifest, wanted, key)

@@ -10,13 +10,7 @@ from preloadd.domain.devices import DEVICES
 from preloadd.domain.ids import DeviceId, Instance, Role, device_id
 from preloadd.engine.options import Options
 from preloadd.errors import ConfigError, Unavailable
-from preloadd.linux.paths import (
-    derived_dirs,
-    socket_dirs,
-    trusted_dir,
-    trusted_socket,
-    trusted_users,
-)
+from preloadd.linux.paths import derived_dirs, socket_dirs, trusted_dir, trusted_socket
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +56,12 @@ def found(places: Sequence[Candidate]) -> list[Candidate]:
 
     Unavailable names every path searched; InsecurePath names the first that is there but unfit.
     """
-    owners = trusted_users()
     there, searched = [], []
     for place in places:
         try:
             if place.folder is not None:
-                trusted_dir(place.folder, derived=place.derived, owners=owners)
-            trusted_socket(place.path, derived=False, owners=owners)
+                trusted_dir(place.folder, derived=place.derived)
+            trusted_socket(place.path, derived=False)
         except (FileNotFoundError, NotADirectoryError):
             searched.append(str(place.path))
         except PermissionError:

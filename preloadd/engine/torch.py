@@ -19,6 +19,7 @@ from preloadd.engine.client import Attachment, Wanted, attach
 from preloadd.engine.native import WHOLE, NativeCheckpoint
 from preloadd.engine.options import Options
 from preloadd.engine.place import Place, open_place, spot
+from preloadd.engine.undisturbed import undisturbed
 from preloadd.frameworks.tables import table_path
 from preloadd.frameworks.torch import copies, device_name, in_use, views, whole_chunk
 from preloadd.linux.owner import Owner
@@ -130,7 +131,8 @@ class Weights(Owner):
             chunks = copies(chunks, arena.room)
         self._chunks = chunks
         self._in_use = [used for used in self._in_use if used()] + [in_use(c) for c in chunks]
-        self.tensors: dict[str, torch.Tensor] = views(self.manifest, chunks)
+        with undisturbed():
+            self.tensors: dict[str, torch.Tensor] = views(self.manifest, chunks)
 
     def _drop_tensors(self) -> None:
         self.tensors, self._chunks = {}, []

@@ -12,7 +12,7 @@ import errno
 import os
 import pwd
 import stat
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -24,6 +24,10 @@ PRIVATE = 0o700
 SYSTEM_DIR = Path("/run/preloadd")
 DAEMON_USER = "preloadd"
 """The user that daemons of the service manager run as; its folders are trusted if it exists."""
+
+Owners = Callable[[], Collection[int]]
+"""Users by their numbers, asked for only where it depends on them: whoever knows users' names may
+be a server on the network, or hang."""
 
 _NO_ROOM = "make room there (space and inodes), or choose another socket directory"
 _IN_THE_WAY = "remove it"
@@ -79,7 +83,7 @@ def prepare_socket_dir(
         found = os.fstat(folder.fileno())
         if fresh and PRIVATE & ~found.st_mode:
             _itself(folder).chmod(PRIVATE)
-        _check_folder(path, found, derived=derived, owners={0, os.geteuid()})
+        _check_folder(path, found, derived=derived, owners=set)
         if mode is not None and found.st_uid == os.geteuid():
             _open_up(folder, found, mode, group)
 
@@ -92,33 +96,36 @@ def trusted_users() -> set[int]:
     return users
 
 
-def trusted_dir(path: Path, *, derived: bool, owners: Collection[int]) -> None:
+def is_trusted(user: int, owners: Owners = trusted_users) -> bool:
+    """Whether a user is root, this process's, or one of `owners`."""
+    return user in {0, os.geteuid()} or user in owners()
+
+
+def trusted_dir(path: Path, *, derived: bool, owners: Owners = trusted_users) -> None:
     """InsecurePath unless sockets below `path` can only be those of root, this user or `owners`.
 
     FileNotFoundError or NotADirectoryError if there is no such folder.
     """
     _refuse_relative(path)
     with _folder(path) as folder:
-        trusted = {0, os.geteuid(), *owners}
-        _check_folder(path, os.fstat(folder.fileno()), derived=derived, owners=trusted)
+        _check_folder(path, os.fstat(folder.fileno()), derived=derived, owners=owners)
 
 
-def trusted_socket(path: Path, *, derived: bool, owners: Collection[int]) -> None:
+def trusted_socket(path: Path, *, derived: bool, owners: Owners = trusted_users) -> None:
     """InsecurePath unless the socket at `path` is one of root, this user or `owners`.
 
     The folder that holds it is checked like `trusted_dir` does. FileNotFoundError or
     NotADirectoryError if there is none.
     """
     _refuse_relative(path)
-    trusted = {0, os.geteuid(), *owners}
     with _folder(path.parent) as folder:
-        _check_folder(path.parent, os.fstat(folder.fileno()), derived=derived, owners=trusted)
+        _check_folder(path.parent, os.fstat(folder.fileno()), derived=derived, owners=owners)
         found = os.stat(path.name, dir_fd=folder.fileno(), follow_symlinks=False)
     if stat.S_ISLNK(found.st_mode):
         raise _is_link(path)
     if not stat.S_ISSOCK(found.st_mode):
         raise InsecurePath(f"{one_line(path)} is no socket: remove it, then start the daemon again")
-    _check_owner(path, found, trusted)
+    _check_owner(path, found, owners)
 
 
 def unusable(path: Path, error: OSError) -> PreloadError:
@@ -176,9 +183,7 @@ def _folder(path: Path) -> OwnedFd:
         raise
 
 
-def _check_folder(
-    path: Path, found: os.stat_result, *, derived: bool, owners: Collection[int]
-) -> None:
+def _check_folder(path: Path, found: os.stat_result, *, derived: bool, owners: Owners) -> None:
     _check_owner(path, found, owners)
     mode, name = stat.S_IMODE(found.st_mode), one_line(path)
     if derived and mode & 0o077:
@@ -194,9 +199,9 @@ def _check_folder(
         )
 
 
-def _check_owner(path: Path, found: os.stat_result, owners: Collection[int]) -> None:
-    if found.st_uid not in owners:
-        trusted = ", ".join(map(str, sorted(owners)))
+def _check_owner(path: Path, found: os.stat_result, owners: Owners) -> None:
+    if not is_trusted(found.st_uid, owners):
+        trusted = ", ".join(map(str, sorted({0, os.geteuid(), *owners()})))
         raise InsecurePath(
             f"{one_line(path)} belongs to user {found.st_uid}, trusted are {trusted}: let a "
             "trusted user own it, or choose another socket directory"

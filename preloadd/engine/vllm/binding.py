@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -26,6 +25,7 @@ from preloadd.domain.leases import Mode
 from preloadd.domain.manifest import Kind, Manifest
 from preloadd.domain.settings import Layout
 from preloadd.engine.torch import Weights
+from preloadd.engine.undisturbed import undisturbed
 from preloadd.engine.vllm.guard import WriteGuard
 from preloadd.engine.vllm.region import Region
 from preloadd.errors import AttachError, DamagedManifest
@@ -69,7 +69,7 @@ def build(
     UnsupportedQuantForIPCError as of `require_shareable`. Whatever else vLLM's own code raises.
     """
     device = torch.device(weights.device)
-    with set_default_torch_dtype(model_config.dtype), torch.no_grad(), _undisturbed():
+    with set_default_torch_dtype(model_config.dtype), torch.no_grad(), undisturbed():
         with torch.device("meta"), _without_record(weights):
             model = initialize_model(vllm_config=config, model_config=model_config, prefix=prefix)
         binding = _Binding(model, weights, layout)
@@ -84,19 +84,6 @@ def build(
         binding.bind_late()
         binding.complete()
     return Bound(model, binding.private)
-
-
-@contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Without the collector, which would go over all that vLLM has imported, again and again, while
-    a model's modules are made."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
 
 
 def _without_record(weights: Weights) -> AbstractContextManager[None]:

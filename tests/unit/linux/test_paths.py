@@ -46,8 +46,8 @@ def a_socket(folder: Path) -> Path:
 # Both sides refuse the same folders.
 SIDES: list[Callable[[Path, bool], None]] = [
     lambda folder, derived: prepare_socket_dir(folder, derived=derived),
-    lambda folder, derived: trusted_dir(folder, derived=derived, owners=()),
-    lambda folder, derived: trusted_socket(folder / "rank.sock", derived=derived, owners=()),
+    lambda folder, derived: trusted_dir(folder, derived=derived, owners=set),
+    lambda folder, derived: trusted_socket(folder / "rank.sock", derived=derived, owners=set),
 ]
 both_sides = pytest.mark.parametrize("side", SIDES, ids=["daemon", "engine", "engine's socket"])
 
@@ -156,8 +156,8 @@ def test_an_automatic_folder_cannot_be_shared(tmp_path: Path) -> None:
 
 def test_a_private_folder_and_its_socket_are_trusted(socket_dir: Path) -> None:
     path = a_socket(socket_dir)
-    trusted_dir(socket_dir, derived=True, owners=())
-    trusted_socket(path, derived=True, owners=())
+    trusted_dir(socket_dir, derived=True, owners=set)
+    trusted_socket(path, derived=True, owners=set)
 
 
 @both_sides
@@ -228,24 +228,33 @@ def test_a_foreign_socket_is_refused(socket_dir: Path) -> None:
     path = a_socket(socket_dir)
     os.chown(path, FOREIGN, -1)
     with pytest.raises(InsecurePath, match=str(FOREIGN)) as caught:
-        trusted_socket(path, derived=False, owners={1})
+        trusted_socket(path, derived=False, owners=lambda: {1})
     assert str(path) in str(caught.value)
 
 
 @as_root
+def test_nobody_is_asked_for_owners_of_what_is_this_users_own(socket_dir: Path) -> None:
+    def asked() -> set[int]:
+        raise AssertionError("a name service may hang")
+
+    path = a_socket(socket_dir)
+    trusted_dir(socket_dir, derived=True, owners=asked)
+    trusted_socket(path, derived=True, owners=asked)
+
+
 def test_owners_named_by_the_caller_are_trusted(socket_dir: Path) -> None:
     path = a_socket(socket_dir)
     os.chown(path, FOREIGN, -1)
     os.chown(socket_dir, FOREIGN, -1)
-    trusted_dir(socket_dir, derived=True, owners={FOREIGN})
-    trusted_socket(path, derived=True, owners={FOREIGN})
+    trusted_dir(socket_dir, derived=True, owners=lambda: {FOREIGN})
+    trusted_socket(path, derived=True, owners=lambda: {FOREIGN})
 
 
 def test_a_link_to_a_socket_is_refused(socket_dir: Path) -> None:
     link = socket_dir / "link.sock"
     link.symlink_to(a_socket(socket_dir))
     with pytest.raises(InsecurePath, match="symbolic link") as caught:
-        trusted_socket(link, derived=False, owners=())
+        trusted_socket(link, derived=False, owners=set)
     assert str(link) in str(caught.value)
 
 
@@ -253,17 +262,17 @@ def test_a_file_in_place_of_a_socket_is_refused(socket_dir: Path) -> None:
     path = socket_dir / "rank.sock"
     path.touch()
     with pytest.raises(InsecurePath, match="no socket"):
-        trusted_socket(path, derived=False, owners=())
+        trusted_socket(path, derived=False, owners=set)
 
 
 def test_absence_is_told_apart_from_mistrust(socket_dir: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        trusted_socket(socket_dir / "rank.sock", derived=False, owners=())
+        trusted_socket(socket_dir / "rank.sock", derived=False, owners=set)
     with pytest.raises(FileNotFoundError):
-        trusted_dir(socket_dir / "absent", derived=True, owners=())
+        trusted_dir(socket_dir / "absent", derived=True, owners=set)
     (socket_dir / "file").touch()
     with pytest.raises(NotADirectoryError):
-        trusted_dir(socket_dir / "file", derived=True, owners=())
+        trusted_dir(socket_dir / "file", derived=True, owners=set)
 
 
 def test_relative_paths_are_refused() -> None:
