@@ -188,7 +188,8 @@ class Daemon:
                     raise
                 why = (
                     "the checkpoint has changed but cannot be loaded, so the weights of before "
-                    f"stay until another start or load: {error}"
+                    "stay until it is mended and the rank restarted (preloadctl restart): "
+                    f"{error}"
                 )
                 adopting.warning("%s", why)
                 undo.pop_all()
@@ -341,8 +342,10 @@ class Daemon:
             unseen = error
         wanted = recipe_of(self._settings, files)
         adoption = adopt(parked, self._loader.keeper, wanted)
+        # Files that changed are an ordinary reason to load.
+        level = logging.INFO if adoption.may_serve else logging.WARNING
         for reason in adoption.reasons:
-            adopting.warning("%s", reason)
+            adopting.log(level, "%s", reason)
         if adoption.generation is None and unseen is not None:
             # What is parked stays so: the settings may be the mistake.
             if adoption.outdated is not None:

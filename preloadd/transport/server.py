@@ -12,6 +12,7 @@ import socket
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from enum import Enum, auto
 from functools import partial
 
 import anyio
@@ -35,6 +36,14 @@ Admit = Callable[[socket.socket], Peer]
 """Who connected; AccessDenied if they are not served. Nothing of theirs was read by then."""
 
 
+class Crowd(Enum):
+    """Of whom there are as many as may be."""
+
+    ALL = auto()
+    OTHERS = auto()
+    USER = auto()
+
+
 class Server:
     """Serves clients, each in a task of its own, as long as there are not too many.
 
@@ -48,7 +57,7 @@ class Server:
         self._limits = limits
         self._open: Counter[int] = Counter()
         self._own = {0, os.geteuid()}
-        self._crowded = Episode()
+        self._crowded = {kind: Episode() for kind in Crowd}
 
     async def serve(self, listener: socket.socket) -> None:
         """Accept clients until cancelled; then their sockets are closed, but not hung up on.
@@ -94,30 +103,33 @@ class Server:
         return None
 
     def _has_room(self, connection: ServerConnection[OwnedFd], uid: int) -> bool:
-        crowd = self._crowd(uid)
-        if not crowd:
+        found = self._crowd(uid)
+        if found is None:
             return True
+        kind, crowd = found
         connection.turn_away(Reason.BUSY, crowd)
-        if self._crowded.begins():
+        if self._crowded[kind].begins():
             log.warning("a client of user %d was turned away, as more may be: %s", uid, crowd)
         return False
 
-    def _crowd(self, uid: int) -> str:
-        """What leaves no room for one more client of this user, and the remedy; '' if nothing."""
+    def _crowd(self, uid: int) -> tuple[Crowd, str] | None:
+        """What leaves no room for one more client of this user, and the remedy; None if nothing."""
         most, here = self._limits.connections, self._open.total()
         share = max(1, most // 3)
         others = here - sum(self._open[own] for own in self._own)
         if here >= most:
-            crowd = f"{here} clients are connected already"
+            kind, crowd = Crowd.ALL, f"{here} clients are connected already"
         elif uid in self._own:
-            return ""
+            return None
         elif self._open[uid] >= share:
+            kind = Crowd.USER
             crowd = f"user {uid} has {self._open[uid]} connections already, as many as one may have"
         elif others >= most - share:
+            kind = Crowd.OTHERS
             crowd = f"{others} clients are connected already, and the rest is kept for the daemons"
         else:
-            return ""
-        return f"{crowd}: try again, or end some (root finds them with `ss -xp`)"
+            return None
+        return kind, f"{crowd}: try again, or end some (root finds them with `ss -xp`)"
 
     async def _converse(self, session: Session, link: Link) -> None:
         try:

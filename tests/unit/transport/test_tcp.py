@@ -67,6 +67,17 @@ async def test_a_taken_port_is_an_error_and_a_left_one_is_none(free):
     again.close()
 
 
+async def is_let_in(port, came, there):
+    """A guest that comes once `there` holds is taken, and is in `came` until here."""
+    with anyio.fail_after(2):
+        while not there():  # noqa: ASYNC110
+            await anyio.sleep(0.005)
+        with socket.create_connection((HERE, port)):
+            while not came:  # noqa: ASYNC110
+                await anyio.sleep(0.005)
+    came.pop().close()
+
+
 async def test_a_port_is_tried_again_while_it_is_taken_and_says_so_once(free, monkeypatch, caplog):
     monkeypatch.setattr(tcp, "_AGAIN_S", 0.02)
     port = Port(lambda: tcp.listen(HERE, free), lambda error: f"no port: {error.strerror}")
@@ -77,13 +88,7 @@ async def test_a_port_is_tried_again_while_it_is_taken_and_says_so_once(free, mo
             await port.tried.wait()
             await anyio.sleep(0.1)
             assert port.fault == "no port: Address already in use"
-        with anyio.fail_after(2):
-            while port.fault:  # noqa: ASYNC110
-                await anyio.sleep(0.005)
-            with socket.create_connection((HERE, free)):
-                while not came:  # noqa: ASYNC110
-                    await anyio.sleep(0.005)
-        came.pop().close()
+        await is_let_in(free, came, lambda: not port.fault)
         tasks.cancel_scope.cancel()
     assert caplog.messages == ["no port: Address already in use"]
 
@@ -101,13 +106,7 @@ async def test_a_listener_that_is_lost_is_told_and_listened_for_anew(free, monke
         tasks.start_soon(port.serve, lambda sock, _: came.append(sock), "a guest")
         await port.tried.wait()
         made[0][0].shutdown(socket.SHUT_RDWR)
-        with anyio.fail_after(2):
-            while len(made) < 2 or port.fault:  # noqa: ASYNC110
-                await anyio.sleep(0.005)
-            with socket.create_connection((HERE, free)):
-                while not came:  # noqa: ASYNC110
-                    await anyio.sleep(0.005)
-        came.pop().close()
+        await is_let_in(free, came, lambda: len(made) == 2 and not port.fault)
         tasks.cancel_scope.cancel()
     assert caplog.messages == ["no port: Invalid argument"]
 

@@ -46,6 +46,13 @@ def group(settings):
 
 
 @pytest.fixture
+def root(tmp_path):
+    """The cache root of engines, without anything compiled."""
+    (tmp_path / "root").mkdir()
+    return tmp_path / "root"
+
+
+@pytest.fixture
 def pids(tmp_path):
     return tmp_path / "pids"
 

@@ -26,13 +26,6 @@ HASH = "ab" * 32
 
 
 @pytest.fixture
-def root(tmp_path):
-    """The cache root of engines, without anything compiled."""
-    (tmp_path / "root").mkdir()
-    return tmp_path / "root"
-
-
-@pytest.fixture
 def told(root):
     return Warmable(
         config_hash=HASH, identity=IDENTITY | {"cache_root": str(root), "engine_args": "[]"}

@@ -78,12 +78,6 @@ def life(group, service, scripted, place):
 
 
 @pytest.fixture
-def root(tmp_path):
-    (tmp_path / "root").mkdir()
-    return tmp_path / "root"
-
-
-@pytest.fixture
 def told(root):
     """What the loader of a rank tells whose tables and compiled code are below `root`."""
     return Warmable(
