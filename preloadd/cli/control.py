@@ -213,7 +213,7 @@ def _judge(verb: Verb, outcome: Outcome, after: Overview) -> None:
         failed = [] if outcome.done else [outcome.said]
     else:
         # Who may not ask a rank must believe systemd, which waited until it was ready.
-        bad = [r for r in after.ranks if not r.serving and r.condition is not Condition.DENIED]
+        bad = [r for r in after.ranks if r.complaint and r.condition is not Condition.DENIED]
         failed = complaints(after) if bad else [outcome.said] * (not outcome.done)
     if failed:
         raise CommandFailed("\n".join(line for line in failed if line), Exit.NOT_SERVING)

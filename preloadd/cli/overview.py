@@ -79,8 +79,15 @@ class Rank:
 
     @property
     def serving(self) -> bool:
-        """Whether engines get weights from it."""
+        """Whether it says that it serves; a group that is divided lets nobody in all the same."""
         return self.condition is Condition.SERVING
+
+    @property
+    def complaint(self) -> str:
+        """Why nobody gets weights from it, in a word: how it is, or "divided"; empty if they do."""
+        if self.serving:
+            return "divided" if self.divided else ""
+        return str(self.condition)
 
     @property
     def warning(self) -> str:
@@ -212,10 +219,10 @@ def with_rates(seen: Overview, before: Iterable[Rank], after: Iterable[Rank], s:
 
 
 def complaints(seen: Overview) -> list[str]:
-    """One line for each rank that does not serve, and each group that has none."""
+    """One line for each rank that anything is wrong with, and each group that has none."""
     lines = []
     for group in seen.groups:
-        lines += [told(rank) for rank in group.ranks if not rank.serving]
+        lines += [told(rank) for rank in group.ranks if rank.complaint]
         if not group.ranks:
             lines.append(f"{group.name}: it has no ranks: see `preloadctl config check`")
     return lines
@@ -224,7 +231,8 @@ def complaints(seen: Overview) -> list[str]:
 def told(rank: Rank) -> str:
     """A rank and how it is, in one line."""
     detail = f": {rank.detail}" if rank.detail else ""
-    return f"{rank.group or '(no group)'} {rank.instance}: {rank.condition}{detail}"
+    how = rank.complaint or rank.condition
+    return f"{rank.group or '(no group)'} {rank.instance}: {how}{detail}"
 
 
 def holders(ranks: Iterable[Rank], *, most: int = 5) -> str:
@@ -245,7 +253,7 @@ def _group(name: str, ranks: Sequence[Rank], managed: Managed | None) -> Group:
     if managed is not None:
         place = {instance: number for number, instance in enumerate(managed.instances)}
         ranks = sorted(ranks, key=lambda rank: place.get(rank.instance, len(place)))
-    serving = bool(ranks) and all(rank.serving and not rank.divided for rank in ranks)
+    serving = bool(ranks) and not any(rank.complaint for rank in ranks)
     target, active = (managed.target, managed.active) if managed is not None else ("", "")
     return Group(name, serving, target, active, tuple(ranks))
 

@@ -13,7 +13,7 @@ from preloadd.cli.words import duration, harmless
 from preloadd.domain.amounts import size
 
 GOOD, BUSY, BAD = "green", "yellow", "bold red"
-_STYLES: dict[Condition, str] = {
+_STYLES: dict[str, str] = {
     Condition.SERVING: GOOD,
     Condition.STARTING: BUSY,
     Condition.LOADING: BUSY,
@@ -53,17 +53,15 @@ def group(seen: Overview, paper: Paper) -> str:
         unit = f"{shown.target} is {shown.active}" if shown.target else "not systemd's"
         parts.append(paper.lines([Styled(f"{shown.name}: {_group_state(shown)} ({unit})", "bold")]))
         for rank in shown.ranks:
-            parts.append(
-                paper.lines([Styled(f"{rank.instance}: {state(rank)}", style(rank.condition))])
-            )
+            parts.append(paper.lines([Styled(f"{rank.instance}: {state(rank)}", _style(rank))]))
             rows = [["", name, value] for name, value in _facts(rank)]
             parts.append(paper.table(["", "", ""], rows, whole=[]))
     return "".join([*parts, paper.lines(_notes(seen.notes))])
 
 
-def style(condition: Condition) -> str:
-    """How a condition is coloured."""
-    return _STYLES.get(condition, BAD)
+def style(how: str) -> str:
+    """How a condition, or what else there is to complain about, is coloured."""
+    return _STYLES.get(how, BAD)
 
 
 def leases(found: Leases, paper: Paper) -> str:
@@ -113,11 +111,15 @@ def _nothing(seen: Overview, paper: Paper) -> str:
     return paper.lines([*_notes(seen.notes), nothing])
 
 
+def _style(rank: Rank) -> str:
+    return style(rank.complaint or rank.condition)
+
+
 def _rank(rank: Rank) -> list[Cell]:
     return [
         rank.group or "-",
         rank.instance,
-        Styled(state(rank), style(rank.condition)),
+        Styled(state(rank), _style(rank)),
         _model(rank.model),
         size(rank.arena_bytes) if rank.arena_bytes else "-",
         _came_by(rank),
@@ -143,10 +145,10 @@ def _group(shown: Group) -> list[Cell]:
 
 
 def _group_state(shown: Group) -> str:
-    conditions = {rank.condition for rank in shown.ranks}
+    conditions = {rank.complaint or str(rank.condition) for rank in shown.ranks}
     if len(conditions) == 1:
-        return str(*conditions)
-    serving = sum(rank.serving for rank in shown.ranks)
+        return conditions.pop()
+    serving = sum(not rank.complaint for rank in shown.ranks)
     return f"{serving} of {len(shown.ranks)} serve"
 
 
@@ -238,7 +240,7 @@ def _notes(notes: Iterable[str]) -> list[Cell]:
 
 def _sum(seen: Overview) -> str:
     count, ranks = len(seen.groups), len(seen.ranks)
-    serving = sum(rank.serving for rank in seen.ranks)
+    serving = sum(not rank.complaint for rank in seen.ranks)
     how = "all serve" if seen.healthy else f"{serving} of {ranks} ranks serve"
     groups_ = f"{count} group{'s' * (count != 1)}"
     return (

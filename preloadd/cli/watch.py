@@ -38,7 +38,8 @@ def moments(
 
 def state(rank: Rank) -> str:
     """How a rank is in one or two words."""
-    return f"{rank.condition} {percent(rank.done, rank.total)}" if rank.loads else rank.condition
+    how = rank.complaint or rank.condition
+    return f"{how} {percent(rank.done, rank.total)}" if rank.loads else how
 
 
 def explained(rank: Rank) -> str:
@@ -71,7 +72,7 @@ class Teller:
 def _changed(old: Rank | None, new: Rank) -> Iterator[str]:
     name = _name(new)
     was = state(old) if old is not None else "new"
-    if old is None or old.condition != new.condition or _step(old) != _step(new):
+    if old is None or old.complaint != new.complaint or _step(old) != _step(new):
         detail = explained(new)
         yield f"{name}: {was} -> {state(new)}{f': {detail}' if detail else ''}"
     elif old.pid != new.pid:

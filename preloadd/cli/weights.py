@@ -20,6 +20,10 @@ INTERVAL = 0.3
 SETTLE_S = 2.0
 """Seconds after which a rank that still is as before a load was asked for has failed again."""
 
+RETURN_S = 10.0
+"""Seconds within which a rank that crashed while it loaded is there again: up to 4 go by before its
+next start, which takes some too."""
+
 
 def release_weights(lookout: Lookout, name: str, say: Say) -> Overview:
     """Free the weights of a group; how it is afterwards.
@@ -85,7 +89,7 @@ def _until_loaded(look: Callable[[], Overview], asked: Collection[str], until: f
         ours = [rank for rank in seen.ranks if rank.place in asked]
         waits = [rank for rank in ours if _under_way(rank)]
         if waits:
-            going = now + SETTLE_S
+            going = now + RETURN_S
         if now < settled:
             waits += [rank for rank in ours if not rank.serving]
         elif now < going:

@@ -30,6 +30,9 @@ FILES_OF_RANK = 8
 SPARE = 16
 """Descriptors that nothing parked may take: starting a process takes six, and keeps two of them."""
 
+_OF_ENGINES = ("lease.", "profiling.")
+"""Begin the names of what engines are the cause of, as often as they like."""
+
 
 def find_python(written: str) -> str:
     """The interpreter that the user wrote, as an absolute path; this one if nothing was written.
@@ -140,17 +143,25 @@ def allow_many_files(ranks: int) -> None:
 
 def require_spare(name: str, received: Iterable[OwnedFd]) -> None:
     """OutOfDescriptors if to keep what was just `received` as `name` could keep a rank from being
-    started.
+    started, or weights from being kept: to these, engines leave half of all that there are.
 
     The kernel gives the lowest free number, so that a high one says how many are in use.
     """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and any(fd.fileno() >= soft - SPARE for fd in received):
+    spare, others = SPARE, ""
+    if is_of_engines(name):
+        spare, others = max(SPARE, soft // 2), "weights and for "
+    if soft != resource.RLIM_INFINITY and any(fd.fileno() >= soft - spare for fd in received):
         raise OutOfDescriptors(
             f"{name} is not kept for a next life: of the {soft} files that the launcher may have "
-            f"open, the last {SPARE} are for starting ranks again: raise the limit with "
+            f"open, the last {spare} are for {others}starting ranks again: raise the limit with "
             "`ulimit -n`, or with LimitNOFILE= in a systemd unit"
         )
+
+
+def is_of_engines(name: str) -> bool:
+    """Whether what is parked as `name` came by an engine, which weights must not suffer from."""
+    return name.startswith(_OF_ENGINES)
 
 
 def _derived_dir(environ: Mapping[str, str]) -> Path:

@@ -14,7 +14,7 @@ import msgspec
 
 from preloadd.domain.settings import RankSettings
 from preloadd.errors import OutOfDescriptors, PreloadError, ProtocolViolation
-from preloadd.launcher.checks import require_spare
+from preloadd.launcher.checks import is_of_engines, require_spare
 from preloadd.launcher.private import private_folder
 from preloadd.launcher.processes import Process, child_environ
 from preloadd.launcher.progress import Report, parse_report
@@ -26,6 +26,7 @@ from preloadd.linux.memfd import sealed_bytes
 from preloadd.linux.notify import PROGRESS, Notification, NotifySocket
 from preloadd.linux.owner import Owner
 from preloadd.protocol.messages import SETTINGS, TOKENS
+from preloadd.transport.accepting import Episode
 
 MAX_PARKED = 1024
 """Descriptors of one rank: 128 chunks, a manifest, the listener, a lease for each engine."""
@@ -67,6 +68,7 @@ class Rank(Owner):
         self.status = ""
         self._settings = settings
         self._started = False
+        self._refused = Episode()
         self._environ = child_environ(environ)
         with ExitStack() as owned:
             self._listen(notify_path, owned)
@@ -157,7 +159,9 @@ class Rank(Owner):
             self.parked.add(message.name, message.fds, poll=message.fields.get("FDPOLL") != "0")
         except OutOfDescriptors as error:
             message.close()
-            yield Trouble(str(error))
+            # An engine that connects again and again would fill the terminal.
+            if not is_of_engines(message.name) or self._refused.begins():
+                yield Trouble(str(error))
 
     def _tidy(self) -> None:
         """Remove what the rank left, unless another daemon has come to serve the device."""

@@ -15,14 +15,18 @@ import select
 import socket
 import sys
 import termios
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import TracebackType
 from typing import TextIO
 
 from preloadd.errors import PreloadError
 from preloadd.linux.memfd import sealed_bytes
 from preloadd.linux.outlet import outlet
+
+log = logging.getLogger(__name__)
 
 JOURNAL = Path("/run/systemd/journal/socket")
 
@@ -56,7 +60,8 @@ def configure(
     PRELOADD_GROUP, PRELOADD_INSTANCE and so on; people are told the `instance`. A record may add
     `extra={"phase": …}`, and gets its PRELOADD_ERROR_CODE from the error that it tells of. With
     `waits` unset, people who do not read hold up nobody: see `outlet`. It takes a thread, which
-    children that are forked have not.
+    children that are forked have not. An error that nothing catches is logged then as well: to
+    print it, as Python does, would wait.
     """
     known = fields or {}
     handler: logging.Handler
@@ -71,6 +76,18 @@ def configure(
             )
         )
     logging.basicConfig(level=level, handlers=[handler], force=True)
+    if not waits:
+        sys.excepthook = _uncaught
+        threading.excepthook = _uncaught_in_thread
+
+
+def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    log.critical("an error that nothing catches", exc_info=(kind, error, trace))
+
+
+def _uncaught_in_thread(args: threading.ExceptHookArgs) -> None:
+    if args.exc_value is not None and not isinstance(args.exc_value, SystemExit):
+        _uncaught(args.exc_type, args.exc_value, args.exc_traceback)
 
 
 def is_journal(environ: Mapping[str, str], fd: int) -> bool:

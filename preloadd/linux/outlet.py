@@ -21,13 +21,15 @@ MOST_WAITING = 1 << 18
 """Bytes that may wait until they are read; lines beyond are lost, and counted."""
 
 FLUSH_S = 1.0
-"""Seconds that what waits may take once its stream is closed."""
+"""Seconds that what waits may take once its stream is closed; the last half is for the last entry
+alone."""
 
 
 def outlet(stream: TextIO) -> TextIO:
     """A stream to where the borrowed `stream` leads: writing to it neither waits nor fails.
 
-    Closing it waits a moment for what is still to be written, and drops what is not read by then.
+    Closing it waits a moment for what is still to be written: first for all of it, then for what
+    was written last and a line on how much is lost before that. It drops what is not read by then.
     """
     return io.TextIOWrapper(
         _Outlet(stream.fileno()),
@@ -48,6 +50,7 @@ class _Outlet(io.BufferedIOBase):
         self._waiting: deque[bytes] = deque()
         self._nbytes = 0
         self._lost = 0
+        self._last = b""
         self._busy = False
         self._ends = False
         self._changed = threading.Condition()
@@ -57,8 +60,9 @@ class _Outlet(io.BufferedIOBase):
         """Have `data` written after all before it; what finds no room is counted as lost."""
         entry = bytes(data)
         with self._changed:
+            self._last = entry
             if self._lost or (self._waiting and self._nbytes + len(entry) > MOST_WAITING):
-                self._lost += max(1, entry.count(b"\n"))
+                self._lost += _lines(entry)
             else:
                 self._waiting.append(entry)
                 self._nbytes += len(entry)
@@ -71,9 +75,11 @@ class _Outlet(io.BufferedIOBase):
         """Return at once: whatever was written is on its way."""
 
     def close(self) -> None:
-        """Wait a moment until all is written; drop the rest."""
+        """Wait a moment until all is written, or else the last words; drop the rest."""
         with self._changed:
-            self._changed.wait_for(lambda: not (self._busy or self._pending), FLUSH_S)
+            if not self._settles():
+                self._shorten()
+                self._settles()
             self._ends = True
             self._waiting.clear()
             self._lost = 0
@@ -95,6 +101,19 @@ class _Outlet(io.BufferedIOBase):
     @property
     def _pending(self) -> bool:
         return bool(self._waiting or self._lost)
+
+    def _settles(self) -> bool:
+        """Whether all is written within a moment."""
+        return self._changed.wait_for(lambda: not (self._busy or self._pending), FLUSH_S / 2)
+
+    def _shorten(self) -> None:
+        """Leave what was written last, if that is among what waits or is lost; lose the rest."""
+        if not self._pending:
+            return
+        lost = self._lost + sum(map(_lines, self._waiting)) - _lines(self._last)
+        self._waiting = deque([_loss(lost), self._last] if lost else [self._last])
+        self._nbytes = sum(map(len, self._waiting))
+        self._lost = 0
 
     def _start(self) -> None:
         # Not one that is waited for when the interpreter ends: it may wait for ever itself.
@@ -125,7 +144,7 @@ class _Outlet(io.BufferedIOBase):
             self._nbytes -= len(entry)
             return entry
         lost, self._lost = self._lost, 0
-        return f"preloadd: lines lost here, which nobody read in time: {lost}\n".encode()
+        return _loss(lost)
 
     def _put(self, entry: bytes) -> None:
         with suppress(OSError):  # who read is gone, or the disk is full
@@ -137,3 +156,11 @@ class _Outlet(io.BufferedIOBase):
                     room = select.poll()
                     room.register(self._fd, select.POLLOUT)
                     room.poll()
+
+
+def _lines(entry: bytes) -> int:
+    return max(1, entry.count(b"\n"))
+
+
+def _loss(lines: int) -> bytes:
+    return f"preloadd: lines lost here, which nobody read in time: {lines}\n".encode()

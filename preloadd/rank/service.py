@@ -25,7 +25,7 @@ from preloadd.rank.gate import Gate, lets_in
 from preloadd.rank.generation import Generation
 from preloadd.rank.parking import Parking
 from preloadd.rank.seeding.api import Giver
-from preloadd.rank.telling import divided, lease_told, mismatched
+from preloadd.rank.telling import lease_told, mismatched
 
 _UNAVAILABLE: dict[State, m.Reason] = {
     State.STARTING: m.Reason.STARTING,
@@ -47,8 +47,8 @@ _MAX_LEASES_TOLD = 128
 class Service:
     """One rank. Owns its generation; leases are told of by their sessions.
 
-    `troubles` are warnings that may pass, `warmup` lines on what else is made ready, `apart` the
-    ranks of this group with weights of another checkpoint; whoever knows puts a function there.
+    `troubles` are warnings that may pass, `warmup` lines on what else is made ready; whoever knows
+    puts a function there.
     """
 
     def __init__(
@@ -75,7 +75,6 @@ class Service:
         self._warnings: list[str] = []
         self.troubles: Callable[[], Sequence[str]] = tuple
         self.warmup: Callable[[], Sequence[str]] = tuple
-        self.apart: Callable[[str], Sequence[str]] = lambda _: ()
         self._adopted = False
         self.warmed_s = 0.0
         self._loads = 0
@@ -202,17 +201,12 @@ class Service:
         """Whether this rank warms up, or another one of the group whose gate has a digest there."""
         return self._gate is not None or bool(elsewhere)
 
-    def incomplete(self, missing: list[str]) -> m.NotAvailable | None:
+    def incomplete(self, missing: list[str], divided: str) -> m.NotAvailable | None:
         """The answer while other ranks of the group do not serve, or other weights; else None."""
-        detail = self._divided
+        detail = divided
         if missing:
             detail = f"of the group {self.settings.group} these do not serve: {', '.join(missing)}"
         return m.NotAvailable(reason=m.Reason.INCOMPLETE, detail=detail) if detail else None
-
-    @property
-    def _divided(self) -> str:
-        apart = self.apart(self.checkpoint)
-        return divided(self.settings, apart) if apart else ""
 
     def attach(
         self, request: m.Attach, *, pid: int
@@ -402,8 +396,9 @@ class Service:
             return refusal or self._not_available()
         return m.MemoryHeld(nbytes=self.generation.arena_nbytes)
 
-    def status(self) -> m.StatusTold:
-        """Everything about this rank that may be told to whoever may connect."""
+    def status(self, divided: str = "") -> m.StatusTold:
+        """Everything about this rank that may be told to whoever may connect; `divided` is why it
+        gives its weights to nobody, where others of the group have other ones."""
         instance = self.settings.parsed_instance
         told = m.StatusTold(
             group=self.settings.group,
@@ -413,7 +408,7 @@ class Service:
             pid=os.getpid(),
             version=__version__,
             state=self._state_told,
-            detail="; ".join(filter(None, self._remarks())),
+            detail="; ".join(filter(None, self._remarks(divided))),
             model=self.settings.model.name,
             backend=self.settings.model.memory.value,
             builder=self.settings.model.builder.value,
@@ -430,7 +425,7 @@ class Service:
                 "warmup_ms": int(self.warmed_s * 1000),
             },
             warmup=tuple(self.warmup()),
-            divided=self._divided,
+            divided=divided,
         )
         if self.generation is None:
             return told
@@ -453,8 +448,8 @@ class Service:
         warming = self._gate is not None and self.state is State.SERVING
         return State.LOADING if warming else self.state
 
-    def _remarks(self) -> tuple[str, ...]:
-        return self._detail, self._warming, self._divided, *self._warnings, *self.troubles()
+    def _remarks(self, divided: str) -> tuple[str, ...]:
+        return self._detail, self._warming, divided, *self._warnings, *self.troubles()
 
     @property
     def _warming(self) -> str:

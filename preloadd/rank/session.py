@@ -21,6 +21,7 @@ from preloadd.linux.memfd import sealed_bytes
 from preloadd.protocol import messages as m
 from preloadd.rank.fellows import Fellows
 from preloadd.rank.service import Service
+from preloadd.rank.telling import divided
 from preloadd.transport.aio import Session
 from preloadd.transport.threads import Threads
 from preloadd.warmup.names import is_config_hash
@@ -63,7 +64,7 @@ class Desk:
         self._service = service
         self._policy = policy
         self._fellows = fellows
-        service.apart = fellows.apart
+        self._divided_told = ""
         self._warm = warm
         self._threads = {kind: Threads(f"the disk, for {kind},") for kind in warm}
         # Of bundles several at once would be much memory.
@@ -104,7 +105,7 @@ class Desk:
             case m.Memory():
                 await session.answer(service.memory(request))
             case m.Status():
-                await session.answer(service.status())
+                await session.answer(service.status(self._divided()))
             case m.Watch():
                 await self._watch(session)
             case m.WarmupAsked():
@@ -162,11 +163,23 @@ class Desk:
             log.info("%s for %s waits: %s measures free memory", what, session, names)
             await self._service.undisturbed(asker)
 
+    def _divided(self) -> str:
+        """Why nobody gets these weights, where fellows have those of another checkpoint; else ''.
+
+        The supervisor asks all the time, so that the log has it when it begins.
+        """
+        apart = self._fellows.apart(self._service.checkpoint)
+        told = divided(self._service.settings, apart) if apart else ""
+        if told and told != self._divided_told:
+            log.warning("%s", told)
+        self._divided_told = told
+        return told
+
     async def _attach(self, session: Session, request: m.Attach) -> Lease | None:
         refusal = self._service.refusal(request) or self._barred(request)
         if refusal is None:
             await self._fellows.whole(_PATIENCE_S)
-            refusal = self._service.incomplete(self._fellows.missing)
+            refusal = self._service.incomplete(self._fellows.missing, self._divided())
         # They may have begun to warm up while they were waited for.
         refusal = refusal or self._barred(request)
         if refusal is not None:

@@ -78,24 +78,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(app: FastAPI, lookout: Lookout, listener: socket.socket, notifier: Notifier) -> int:
     try:
-        anyio.run(_serve, app, lookout, listener, notifier)
+        return anyio.run(_serve, app, lookout, listener, notifier)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
-    return 0
 
 
 async def _serve(
     app: FastAPI, lookout: Lookout, listener: socket.socket, notifier: Notifier
-) -> None:
-    """Serve until a signal comes. A fault in what goes on beside that ends it as well."""
+) -> int:
+    """Serve until a signal comes; the exit status. A fault in what goes on beside that ends it as
+    well."""
+    status = 0
     interval = watchdog_interval(os.environ)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(lookout.watch)
         tasks.start_soon(_tell, lookout, notifier)
         if interval is not None:
             tasks.start_soon(_show_life, notifier, interval)
-        await Server(app, listener).run_until_signal()
+        try:
+            await Server(app, listener).run_until_signal()
+        except OSError as error:
+            log.error("serving HTTP: the socket to listen on is none: %s", error)  # noqa: TRY400
+            status = 1
         tasks.cancel_scope.cancel()
+    return status
 
 
 async def _tell(lookout: Lookout, notifier: Notifier) -> None:

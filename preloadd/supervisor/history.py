@@ -30,9 +30,9 @@ class History:
         self._answer: Snapshot | None = None
 
     @property
-    def condition(self) -> str:
-        """As it was seen last; empty before."""
-        return self._seen.condition if self._seen is not None else ""
+    def standing(self) -> tuple[str, bool] | None:
+        """As it was seen last; None before."""
+        return self._seen.standing if self._seen is not None else None
 
     def add(self, now: Snapshot, *, at: float) -> list[Happening]:
         """What has happened up to this look; at the first one, how the rank was found."""
@@ -45,7 +45,7 @@ class History:
         return [Happening(at, now.group, now.instance, now.condition, text) for text in texts]
 
     def _change(self, now: Snapshot) -> Iterator[str]:
-        if now.condition != self.condition:
+        if now.standing != self.standing:
             yield complaint(now) or f"serving{_how(now)}"
 
 

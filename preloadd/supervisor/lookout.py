@@ -7,6 +7,7 @@ not answer is waited for there: a further connection would only queue behind the
 from __future__ import annotations
 
 import logging
+import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -69,7 +70,8 @@ class View:
 @dataclass(frozen=True, slots=True)
 class Pace:
     """Seconds: between questions to a rank, until its answer is overdue, after a refusal; between
-    looks at everything else, and until those are overdue: systemctl has a deadline of its own."""
+    looks at everything else, and until those are overdue: systemctl has a deadline of its own.
+    Ranks that are absent from the first look on have that `patience` too, before a warning."""
 
     ask: float = 0.5
     overdue: float = 2.0
@@ -180,18 +182,26 @@ class Lookout:
         """Keep what has happened to a rank since it was last looked at."""
         if rank not in self._ranks:
             return
-        now = self._snapshot(rank, anyio.current_time())
+        time, post = anyio.current_time(), self._posts[rank]
+        now = self._snapshot(rank, time)
         history = self._histories.setdefault(rank.instance, History())
-        if now.condition != history.condition:
+        if now.standing != history.standing:
             # Who looks for the first time may have come before ranks that are being started.
-            early = not history.condition and now.condition == Contact.ABSENT
+            early = history.standing is None and now.condition == Contact.ABSENT
+            post.missed_at = time + self._pace.patience if early else math.inf
             level = logging.WARNING if complaint(now) and not early else logging.INFO
             log.log(level, "%s: %s", now.name, complaint(now) or now.condition)
+        elif time >= post.missed_at:
+            post.missed_at = math.inf
+            log.warning("%s: %s", now.name, complaint(now))
         self._happenings.extend(history.add(now, at=datetime.now(UTC).timestamp()))
 
 
 class _Post:
-    """Where one rank is watched from. `noted` is called whenever its record has changed."""
+    """Where one rank is watched from. `noted` is called whenever its record has changed.
+
+    `missed_at` is when to warn of a rank that has been absent from the first look on.
+    """
 
     def __init__(
         self, rank: Expected, path: Path, pace: Pace, noted: Callable[[Expected], None]
@@ -199,6 +209,7 @@ class _Post:
         self.record = Record(rank)
         self.known = anyio.Event()
         self.scope = anyio.CancelScope()
+        self.missed_at = math.inf
         self._rank = rank
         self._path = path
         self._pace = pace

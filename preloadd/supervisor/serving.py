@@ -6,7 +6,8 @@ import asyncio
 import logging
 import resource
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 
 import anyio
@@ -54,20 +55,34 @@ class Server(uvicorn.Server):
         self._crowded = Episode()
 
     async def run_until_signal(self) -> None:
-        """Serve. OSError if the listener is none."""
+        """Serve. OSError if the listener is none, or none any more."""
         self._listener.listen()
         await self.serve(sockets=[])
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """See to the signals that end the process, each of which it gets again after that."""
+        with super().capture_signals():
+            yield
+            if self._captured_signals:
+                # SIGTERM then ends it at once, without what Python does when it exits.
+                logging.shutdown()
 
     async def main_loop(self) -> None:
         """Let clients in until it is time to stop; from then on nobody is."""
         # uvicorn's own way of accepting has no limit, and logs each that it has no descriptor for.
         with self._listener:
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(
-                    accept, self._listener, partial(self._let_in, tasks), "an HTTP client"
-                )
-                await super().main_loop()
-                tasks.cancel_scope.cancel()
+            try:
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(
+                        accept, self._listener, partial(self._let_in, tasks), "an HTTP client"
+                    )
+                    await super().main_loop()
+                    tasks.cancel_scope.cancel()
+            except BaseExceptionGroup as several:
+                if len(several.exceptions) > 1:
+                    raise
+                raise several.exceptions[0] from None
 
     def _let_in(self, tasks: TaskGroup, sock: socket.socket, _: object) -> None:
         tasks.start_soon(self._converse, sock)

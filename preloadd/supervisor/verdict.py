@@ -110,6 +110,11 @@ class Snapshot:
         return self.contact
 
     @property
+    def standing(self) -> tuple[str, bool]:
+        """What is worth a line when it changes: the condition, and whether the group is divided."""
+        return self.condition, self.divided != ""
+
+    @property
     def warning(self) -> str:
         """What a rank that serves has to say all the same; empty if nothing."""
         return self.detail if self.condition == State.SERVING else ""

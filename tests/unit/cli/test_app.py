@@ -13,7 +13,9 @@ from msgspec.structs import replace
 from preloadd import __version__
 from preloadd.admin.commands import parser
 from preloadd.cli.app import _PASSED_ON
+from preloadd.cli.weights import RETURN_S
 from preloadd.domain.lifecycle import State
+from preloadd.launcher.policy import Restarts
 from preloadd.protocol.messages import Done, Load, Refused, Release, Status
 from tests.rank_stand_in import lease, status
 
@@ -77,6 +79,20 @@ def test_status_and_show_tell_what_weights_on_a_gpu_risk(ctl, ranks):
     shown = ctl("group", "show", "smol").out
     assert re.search(r"warning +persistence mode was off", shown)
     assert re.search(r"memory +cuda", shown)
+
+
+def test_a_group_of_two_checkpoints_is_told_as_one_that_serves_nobody(ctl, ranks, managed, systemd):
+    managed("smol", "CPU-0", "CPU-1")
+    why = "weights of different checkpoints"
+    for name in ("CPU-0", "CPU-1"):
+        ranks.serve(name, divided=why, detail=why)
+    ran = ctl("status")
+    assert (ran.status, ran.out.splitlines()[-1]) == (1, "1 group: 0 of 2 ranks serve")
+    assert re.search(r"smol +CPU-1 +divided ", ran.out)
+    assert re.match(r"smol +divided +2 ", ctl("group", "list").out.splitlines()[1])
+    ran = ctl("restart", "smol")
+    assert ran.status == 1
+    assert f"smol CPU-1: divided: {why}" in ran.err
 
 
 def test_show_tells_how_a_warm_up_ended(ctl, ranks):
@@ -371,7 +387,8 @@ def test_a_rank_that_hangs_for_a_while_is_still_waited_for(ctl, ranks):
 
 
 def test_a_rank_that_crashes_while_it_loads_is_still_waited_for(ctl, ranks, monkeypatch):
-    monkeypatch.setattr("preloadd.cli.weights.SETTLE_S", 0.5)
+    assert Restarts().longest_pause + 2 < RETURN_S
+    monkeypatch.setattr("preloadd.cli.weights.SETTLE_S", 0.1)
     rank = ranks.serve("CPU-0", state=State.RELEASED, generation="", arena_bytes=0)
 
     def begin():
@@ -383,7 +400,7 @@ def test_a_rank_that_crashes_while_it_loads_is_still_waited_for(ctl, ranks, monk
         later.start()
 
     rank.answers[Load] = begin
-    later = threading.Timer(0.2, lambda: ranks.serve("CPU-0"))
+    later = threading.Timer(0.5, lambda: ranks.serve("CPU-0"))
     timer = meanwhile(crash)
     ran = ctl("load", "smol", *FAST)
     timer.join()

@@ -77,6 +77,8 @@ def test_complaints():
         "empty: it has no ranks: see `preloadctl config check`",
         "g CPU-1: stopped: why",
     ]
+    divided = replace(RANK, divided="of two checkpoints", detail="of two checkpoints")
+    assert complaints(overview([divided], {})) == ["g CPU-0: divided: of two checkpoints"]
 
 
 def test_holders_are_processes_not_leases():

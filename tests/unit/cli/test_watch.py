@@ -34,6 +34,12 @@ def seen(*ranks, notes=()):
             ["g CPU-0: warning: no persistence"],
         ),
         ([replace(SERVING, detail="x")], [replace(SERVING, detail="x")], []),
+        (
+            [SERVING],
+            [replace(SERVING, divided="x", detail="x")],
+            ["g CPU-0: serving -> divided: x"],
+        ),
+        ([replace(SERVING, divided="x")], [SERVING], ["g CPU-0: divided -> serving"]),
         ([replace(LOADING, done=11)], [replace(LOADING, done=19)], []),
         (
             [replace(LOADING, done=19)],

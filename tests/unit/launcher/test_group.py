@@ -330,18 +330,39 @@ def test_more_than_a_rank_may_park_is_told(stage, monkeypatch):
     assert stage.lives("CPU-0")[1]["given"].keys() == {"settings", "chunk.0"}
 
 
-def test_parked_leases_leave_room_for_starting_the_rank_again(stage, descriptors_left):
-    leases = [f"lease.{number}" for number in range(40)]
-    parking = [["park", name, ""] for name in leases]
-    stage.script("CPU-0", [["park", "chunk.0", ""], *parking, READY, ["kill", 9]], [READY])
-    launch = stage.launch("CPU-0", restarts=Restarts())
+def park_all(stage, names: list[str]) -> tuple[list[str], str]:
+    """What a rank is given in its second life of what it parked in its first; what was shown."""
+    stage.script("CPU-0", [*(["park", name, ""] for name in names), READY, ["kill", 9]], [READY])
+    outcome = stage.run(
+        stage.launch("CPU-0", restarts=Restarts()), until=lambda _: len(stage.lives("CPU-0")) == 2
+    )
+    given = stage.lives("CPU-0")[1]["given"]
+    return [name for name in names if name in given], outcome.shown
+
+
+def test_what_is_parked_leaves_room_for_starting_the_rank_again(stage, descriptors_left):
+    chunks = [f"chunk.{number}" for number in range(40)]
     with descriptors_left(45):
-        outcome = stage.run(launch, until=lambda _: len(stage.lives("CPU-0")) == 2)
-    kept = [name for name in stage.lives("CPU-0")[1]["given"] if name in leases]
+        kept, shown = park_all(stage, chunks)
     assert 10 < len(kept) < 40
-    assert outcome.shown.count("is not kept for a next life") == 40 - len(kept)
-    assert f"CPU-0: {leases[len(kept)]} is not kept" in outcome.shown
-    assert "ulimit -n" in outcome.shown
+    assert shown.count("is not kept for a next life") == 40 - len(kept)
+    assert f"CPU-0: {chunks[len(kept)]} is not kept" in shown
+    assert "ulimit -n" in shown
+
+
+@pytest.mark.parametrize("kind", ["lease", "profiling"])
+def test_what_engines_are_the_cause_of_leaves_room_for_weights(stage, descriptors_left, kind):
+    engines = [f"{kind}.{number}" for number in range(100)]
+    weights = [*(f"chunk.{number}" for number in range(20)), "manifest.0"]
+    used = max(int(fd.name) for fd in Path("/proc/self/fd").iterdir())
+    with descriptors_left(used + 120):  # whatever this process uses, engines have some 60
+        kept, shown = park_all(stage, [*engines, *weights])
+    assert kept[-21:] == weights
+    assert kept[:-21] == engines[: len(kept) - 21]
+    assert 10 < len(kept[:-21]) < 100
+    # One line tells it: whoever connects in a loop does not fill the terminal.
+    assert shown.count("is not kept for a next life") == 1
+    assert f"CPU-0: {engines[len(kept) - 21]} is not kept" in shown
 
 
 def test_folder_that_a_cleaner_removed_is_made_anew_for_the_next_life(stage, monkeypatch):

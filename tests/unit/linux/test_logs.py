@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -14,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import preloadd
 from preloadd.errors import ConfigError
 from preloadd.linux import ancillary
 from preloadd.linux.logs import (
@@ -29,6 +32,7 @@ from preloadd.linux.memfd import read_sealed
 
 log = logging.getLogger("preloadd.test")
 
+ROOT = Path(preloadd.__file__).parents[1]
 NOBODY = Path("/nonexistent/journal")
 
 
@@ -181,6 +185,33 @@ def test_an_error_of_ours_is_told_with_its_code(
     assert entry["PRELOADD_ERROR_CODE"] == "config"
     assert entry["MESSAGE"].startswith("it failed\nTraceback")
     assert entry["MESSAGE"].endswith("ConfigError: wrong")
+
+
+def test_what_nothing_catches_is_logged() -> None:
+    code = """if True:
+        import sys, threading
+        from preloadd.linux.logs import configure
+        configure("INFO", {}, fields={"instance": "CPU-0"}, waits=False)
+        def fail(error):
+            raise error
+        for error in SystemExit("unsaid"), ValueError("in a thread"):
+            thread = threading.Thread(target=fail, args=[error])
+            thread.start()
+            thread.join()
+        fail(ValueError("in the end"))
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=15,
+    )
+    assert done.returncode == 1
+    told = re.findall(r"^.* CRITICAL CPU-0 .*\nTraceback|^\w+Error: .*", done.stderr, re.MULTILINE)
+    assert [told[1], told[3]] == ["ValueError: in a thread", "ValueError: in the end"]
+    assert len(told) == 4
+    assert "unsaid" not in done.stderr
 
 
 def fail() -> None:

@@ -94,14 +94,19 @@ def test_what_comes_after_what_is_lost_is_written_again(full: Pipe) -> None:
     assert "again\n" in read[found.end() :]
 
 
-def test_closing_waits_a_moment_for_a_reader(full: Pipe) -> None:
+@pytest.mark.parametrize("lines", [1, 2])
+def test_closing_waits_a_moment_for_a_reader(
+    full: Pipe, lines: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "FLUSH_S", 0.8)
     out = outlet(full.stream)
-    out.write("the end\n")
-    late = threading.Timer(0.1, full.read, ["the end"])
+    for left in reversed(range(lines)):
+        out.write(f"{left} more\n")
+    late = threading.Timer(0.5, full.read, ["0 more"])
     late.start()
     began = time.monotonic()
     out.close()
-    assert 0.1 <= time.monotonic() - began < 0.9
+    assert 0.5 <= time.monotonic() - began < 0.75
     late.join()
 
 
@@ -114,6 +119,44 @@ def test_closing_does_not_wait_for_ever(full: Pipe, monkeypatch: pytest.MonkeyPa
         out.close()
     full.stream.close()
     assert "second" not in full.read("second")
+
+
+def test_a_slow_reader_gets_the_last_words_and_what_is_lost_before_them(
+    full: Pipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "FLUSH_S", 0.4)
+    read = b""
+
+    def slowly() -> None:
+        nonlocal read
+        while more := os.read(full.reading, 4096):
+            read += more
+            if b"the last words\n" not in read[-8192:]:
+                time.sleep(0.01)
+
+    total = 2 * MOST_WAITING // len(LINE)
+    reader = threading.Thread(target=slowly)
+    with outlet(full.stream) as out:
+        for _ in range(total):
+            out.write(LINE)
+        out.write("the last words\n")
+        reader.start()
+    full.stream.close()
+    reader.join()
+    text = read.decode().lstrip(".")
+    found = re.search(r"preloadd: lines lost here, which nobody read in time: (\d+)\n", text)
+    assert found
+    assert text.count(LINE) + int(found[1]) == total
+    assert text[found.end() :] == "the last words\n"
+
+
+def test_closing_loses_nothing_that_is_read_in_time(full: Pipe) -> None:
+    with outlet(full.stream) as out:
+        for number in range(1000):
+            out.write(f"{number:09}{LINE[9:]}")
+        late = threading.Timer(0.1, full.read, [f"{999:09}{LINE[9:]}"])
+        late.start()
+    late.join()
 
 
 def test_a_stream_that_somebody_made_non_blocking_loses_nothing(full: Pipe) -> None:
@@ -176,10 +219,32 @@ def test_a_process_ends_though_nobody_reads_it(full: Pipe) -> None:
             logging.info("line %d", number)
         sys.exit(3)
     """
-    process = subprocess.run(
+    assert ended(code, full) == 3
+
+
+@pytest.mark.parametrize("where", ["main", "thread"])
+def test_a_process_ends_by_an_error_though_nobody_reads_it(full: Pipe, where: str) -> None:
+    code = f"""if True:
+        import sys, threading
+        from preloadd.linux import logs
+        logs.configure("INFO", {{}}, waits=False)
+        def fail():
+            raise ValueError("nobody foresaw it")
+        if "{where}" == "main":
+            fail()
+        thread = threading.Thread(target=fail)
+        thread.start()
+        thread.join()
+        sys.exit(1)
+    """
+    assert ended(code, full) == 1
+
+
+def ended(code: str, full: Pipe) -> int:
+    """How Python ends whose standard error nobody reads."""
+    return subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stderr=full.stream,
         timeout=15,
-    )
-    assert process.returncode == 3
+    ).returncode

@@ -269,17 +269,25 @@ async def test_an_incomplete_group_grants_nothing_and_names_who_is_missing(
         assert isinstance(other, m.Mismatched)
 
 
-async def test_a_group_of_two_checkpoints_grants_nothing_and_says_what_to_do(settings, make):
-    async with staged(settings, make()) as stage:
-        stage.service.apart = lambda own: ["CPU-1"] if own == KEY["checkpoint"] else []
+async def test_a_group_of_two_checkpoints_grants_nothing_and_says_what_to_do(
+    settings, make, socket_dir, caplog
+):
+    fellows = Fellows({"CPU-1": socket_dir / "nobody.sock"})
+    other = msgspec.structs.replace(serving(ID), checkpoint="another")
+    fellows._hear("CPU-1", other)
+    async with staged(settings, make(), fellows) as stage:
         told = await stage.client().ask(ATTACH)
         assert told.reason is m.Reason.INCOMPLETE
         assert "CPU-1 and CPU-0 have weights of different checkpoints" in told.detail
         assert "`preloadctl release tests`, then `preloadctl load tests`" in told.detail
-        status = stage.service.status()
+        status = await stage.client().ask(m.Status())
         assert status.divided == status.detail == told.detail
-        stage.service.apart = lambda _: []
+        assert [(r.levelname, r.message) for r in caplog.records] == [("WARNING", told.detail)]
+        fellows._hear("CPU-1", serving(ID))
         assert isinstance(await stage.client().ask(ATTACH), m.Granted)
+        fellows._hear("CPU-1", other)
+        await stage.client().ask(m.Status())
+        assert caplog.text.count(told.detail) == 2
 
 
 async def test_what_a_rank_itself_lacks_comes_before_what_its_group_lacks(

@@ -30,6 +30,7 @@ class FakeRanks:
         self.socket_dir = socket_dir
         self.asked: dict[str, int] = {}
         self.lines: dict[str, int] = {}
+        self._replies: dict[str, bytes] = {}
 
     def listen(self, instance: str, backlog: int = 8) -> socket.socket:
         """A socket in the place of the instance's; whoever connects waits until it is served."""
@@ -44,17 +45,21 @@ class FakeRanks:
 
     async def serve(self, listener: socket.socket, instance: str, /, **fields: Any) -> None:
         """Answer every request with a status (or with `refused`), until cancelled."""
-        refused = fields.pop("refused", None)
-        reply = Refused(code=refused, detail="not you") if refused else told(instance, **fields)
-        answer = codec.encode(reply)
+        self.become(instance, **fields)
         async with anyio.create_task_group() as clients:
             while True:
                 await anyio.wait_readable(listener)
                 client, _ = listener.accept()
                 self.lines[instance] = self.lines.get(instance, 0) + 1
-                clients.start_soon(self._answer, client, instance, answer)
+                clients.start_soon(self._answer, client, instance)
 
-    async def _answer(self, client: socket.socket, instance: str, answer: bytes) -> None:
+    def become(self, instance: str, /, **fields: Any) -> None:
+        """Have a rank answer this from now on."""
+        refused = fields.pop("refused", None)
+        reply = Refused(code=refused, detail="not you") if refused else told(instance, **fields)
+        self._replies[instance] = codec.encode(reply)
+
+    async def _answer(self, client: socket.socket, instance: str) -> None:
         client.setblocking(False)
         with client:
             while True:
@@ -63,7 +68,7 @@ class FakeRanks:
                 with suppress(ConnectionError):
                     if client.recv(1 << 16):
                         self.asked[instance] = self.asked.get(instance, 0) + 1
-                        client.send(answer)
+                        client.send(self._replies[instance])
                         continue
                 return
 

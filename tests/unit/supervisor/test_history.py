@@ -32,6 +32,9 @@ def told(*looks: Snapshot | None) -> list[str]:
         (SERVING, replace(SERVING, age_s=3.0, uptime_s=9.0), []),
         (STUCK, replace(STUCK, silent_s=3.0), []),
         (SERVING, ABSENT, ["no socket"]),
+        (SERVING, replace(SERVING, divided="other files"), ["other files"]),
+        (replace(SERVING, divided="1"), replace(SERVING, divided="2"), []),
+        (replace(SERVING, divided="other files"), SERVING, ["serving, weights loaded"]),
         (ABSENT, replace(SERVING, adopted=True, lease_count=0, engines=()), [
             "serving, weights adopted"
         ]),

@@ -314,6 +314,30 @@ async def test_a_rank_that_upsets_this_program_is_faulty_and_told_of_once(
         assert caplog.text.count("Traceback") == 1
 
 
+async def test_a_group_that_becomes_divided_is_told(ranks, caplog):
+    async with scene_of(ranks) as scene:
+        scene.expect("CPU-0")
+        scene.start("CPU-0")
+        scene.watch()
+        await scene.lookout.look()
+        for divided in ("of two checkpoints", ""):
+            ranks.become("CPU-0", divided=divided)
+            expected = divided or "serving"
+            await scene.until(lambda view, text=expected: view.happenings[0].text == text)
+        warned = [record for record in caplog.records if "two checkpoints" in record.message]
+        assert [record.levelname for record in warned] == ["WARNING"]
+
+
+async def test_a_rank_that_never_comes_is_warned_of_once(ranks, caplog):
+    async with scene_of(ranks, HASTY) as scene:
+        scene.expect("CPU-0")
+        scene.watch()
+        await scene.until(lambda _: caplog.text)
+        await anyio.sleep(3 * PACE.surroundings)
+        assert caplog.text.count("CPU-0: ") == 1
+        assert "no daemon serves there" in caplog.text
+
+
 async def test_ranks_that_come_later_are_no_reason_to_warn_and_those_that_go_are(ranks, caplog):
     async with scene_of(ranks) as scene:
         scene.expect("CPU-0")

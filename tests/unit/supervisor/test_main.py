@@ -97,6 +97,25 @@ def test_opens_a_socket_of_its_own(socket_dir):
 
 
 @pytest.mark.slow
+def test_a_socket_that_cannot_listen_is_told_in_a_line(socket_dir, tmp_path):
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        socket.create_connection(listener.getsockname()) as connected,
+        (tmp_path / "log").open("wb") as log,
+        spawn(
+            [*COMMAND, "--socket-dir", str(socket_dir), "--listen-fd", "http"],
+            fds=[("http", connected.fileno())],
+            environ=ENVIRON,
+            stderr=log.fileno(),
+        ) as child,
+    ):
+        assert child.wait(PATIENCE_S) == 1
+    told = (tmp_path / "log").read_text()
+    assert "the socket to listen on is none: [Errno 22]" in told
+    assert "Traceback" not in told
+
+
+@pytest.mark.slow
 def test_the_configuration_says_what_to_watch(serve, socket_dir, tmp_path):
     (tmp_path / "groups.d").mkdir()
     (tmp_path / "preloadd.toml").write_text(f'socket_dir = "{socket_dir}"\n')
@@ -243,6 +262,29 @@ def test_two_nodes_that_list_each_other(serve, socket_dir):
         assert told["groups"][0]["name"] == "smol"
         assert told["age_seconds"] > 0
         assert get(f"{url_a}/healthz")[0] == 200
+
+
+@pytest.mark.slow
+def test_what_waits_to_be_read_is_not_lost_by_sigterm(socket_dir):
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    with suppress(BlockingIOError):
+        while os.write(writing, b"." * 4096):
+            pass
+    os.set_blocking(writing, True)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    command = [*COMMAND, "--socket-dir", str(socket_dir), "--port", port, "--log-level", "debug"]
+    with os.fdopen(reading, "rb") as reader:
+        with subprocess.Popen(command, env=ENVIRON, stderr=writing) as process:
+            os.close(writing)
+            up(f"http://127.0.0.1:{port}")
+            process.send_signal(signal.SIGTERM)
+            time.sleep(0.6)  # it would have ended if it did not wait
+            said = reader.read().decode()
+        assert process.returncode == -signal.SIGTERM
+    # asyncio's, and the first that there is.
+    assert "DEBUG asyncio: Using selector" in said
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """HTTP for more clients than there is room for, over real sockets."""
 
+import asyncio
 import socket
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
@@ -76,6 +77,13 @@ async def test_who_has_left_takes_no_room(caplog):
             first.sendall(LIVEZ)
             assert (await said(first)).startswith(b"HTTP/1.1 200 OK")
             assert caplog.text == ""
+
+
+async def test_a_listener_that_is_lost_ends_it():
+    listener = socket.create_server(("127.0.0.1", 0))
+    asyncio.get_running_loop().call_later(0.1, listener.shutdown, socket.SHUT_RDWR)
+    with anyio.fail_after(5), pytest.raises(OSError, match="Invalid argument"):
+        await Server(FastAPI(), listener).run_until_signal()
 
 
 async def test_nobody_is_let_in_any_more_once_it_stops():
