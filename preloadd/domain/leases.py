@@ -9,6 +9,12 @@ from typing import Self
 
 from preloadd.domain.ids import GenerationId, LeaseId, client_name, generation_id, lease_id
 
+LEASE = "lease."
+"""Begins the names under which leases are parked."""
+
+PROFILING = "profiling."
+"""Begins the names of marks that leases profile."""
+
 
 class Mode(StrEnum):
     """How an engine holds weights: mapped read-only, or copied into memory of its own."""
@@ -30,13 +36,13 @@ class Lease:
     @property
     def fdname(self) -> str:
         """The name under which the connection is parked: all that must survive the daemon."""
-        return f"lease.{self.id}.{self.generation}.{self.mode}.{client_name(self.client)}"
+        return f"{LEASE}{self.id}.{self.generation}.{self.mode}.{client_name(self.client)}"
 
     @classmethod
     def from_fdname(cls, name: str, *, pid: int) -> Self:
         """The lease that was parked as `name`; ValueError if the name is none of ours."""
         parts = name.split(".")
-        if len(parts) != 5 or parts[0] != "lease":
+        if len(parts) != 5 or f"{parts[0]}." != LEASE:
             raise ValueError(f"{name!r} names no lease")
         return cls(
             lease_id(parts[1]), generation_id(parts[2]), Mode(parts[3]), client_name(parts[4]), pid

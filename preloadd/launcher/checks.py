@@ -13,6 +13,7 @@ from pathlib import Path
 from preloadd.config.run import RunOptions
 from preloadd.domain.access import Policy
 from preloadd.domain.ids import Instance
+from preloadd.domain.leases import LEASE, PROFILING
 from preloadd.domain.lines import one_line
 from preloadd.errors import ConfigError, OutOfDescriptors, OutOfRoom, PreloadError
 from preloadd.linux import paths, peers, seqpacket
@@ -29,9 +30,6 @@ FILES_OF_RANK = 8
 
 SPARE = 16
 """Descriptors that nothing parked may take: starting a process takes six, and keeps two of them."""
-
-_OF_ENGINES = ("lease.", "profiling.")
-"""Begin the names of what engines are the cause of, as often as they like."""
 
 
 def find_python(written: str) -> str:
@@ -161,7 +159,7 @@ def require_spare(name: str, received: Iterable[OwnedFd]) -> None:
 
 def is_of_engines(name: str) -> bool:
     """Whether what is parked as `name` came by an engine, which weights must not suffer from."""
-    return name.startswith(_OF_ENGINES)
+    return name.startswith((LEASE, PROFILING))
 
 
 def _derived_dir(environ: Mapping[str, str]) -> Path:

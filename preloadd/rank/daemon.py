@@ -18,7 +18,7 @@ from preloadd.domain.access import Peer, Policy, may_attach
 from preloadd.domain.amounts import percent
 from preloadd.domain.files import FileIdentity
 from preloadd.domain.ids import Instance
-from preloadd.domain.leases import Lease
+from preloadd.domain.leases import LEASE, PROFILING, Lease
 from preloadd.domain.lifecycle import State
 from preloadd.domain.recipe import recipe_of
 from preloadd.domain.settings import RankSettings
@@ -33,7 +33,7 @@ from preloadd.rank.device import PARKED, Gpu
 from preloadd.rank.fellows import Fellows
 from preloadd.rank.generation import Generation
 from preloadd.rank.loading import Agree, Loader
-from preloadd.rank.parking import LISTENER, PROFILING, RELEASED, Parking, parked_profiling
+from preloadd.rank.parking import LISTENER, RELEASED, Parking, parked_profiling
 from preloadd.rank.rendezvous import Presence
 from preloadd.rank.seeding.api import Answering, Giver
 from preloadd.rank.service import Service
@@ -408,7 +408,7 @@ class Daemon:
 
     def _resume_leases(self, parked: dict[str, list[OwnedFd]], tasks: TaskGroup) -> None:
         """Go on with the engines that were attached to an earlier daemon."""
-        for name in [name for name in parked if name.startswith("lease.")]:
+        for name in [name for name in parked if name.startswith(LEASE)]:
             for fd in parked.pop(name):
                 try:
                     sock, peer, lease = _parked_lease(name, fd)

@@ -16,7 +16,7 @@ from functools import partial
 import anyio
 
 from preloadd.domain.ids import LeaseId, lease_id
-from preloadd.domain.leases import Lease
+from preloadd.domain.leases import PROFILING, Lease
 from preloadd.errors import ProtocolViolation
 from preloadd.linux.fds import OwnedFd
 from preloadd.linux.memfd import read_sealed, sealed_bytes
@@ -29,9 +29,6 @@ log = logging.getLogger(__name__)
 LISTENER = "listen"
 RELEASED = "released"
 """Marks that an operator freed the weights: the next life is not to load them by itself."""
-
-PROFILING = "profiling."
-"""Begins the names of marks that leases profile."""
 
 BARRIER_S = 10.0
 _MAX_MARK = 64

@@ -134,24 +134,28 @@ class Port:
                 listeners = await self._listen()
             except OSError as error:
                 self._note(self._why(error))
-                await anyio.sleep(_AGAIN_S)
-                continue
-            self._note("")
-            with ExitStack() as undo:
-                for listener in listeners:
-                    undo.enter_context(listener)
-                async with anyio.create_task_group() as tasks:
-
-                    async def accepting(listener: socket.socket) -> None:
-                        try:
-                            await accept(listener, take, who)
-                        except OSError as error:  # it is none any more
-                            self._note(self._why(error))
-                            tasks.cancel_scope.cancel()
-
-                    for listener in listeners:
-                        tasks.start_soon(accepting, listener)
+            else:
+                self._note("")
+                await self._accept(listeners, take, who)
             await anyio.sleep(_AGAIN_S)
+
+    async def _accept(self, listeners: Sequence[socket.socket], take: Take, who: str) -> None:
+        """Accept until one of these, which are owned from now on, is none any more."""
+        with ExitStack() as undo:
+            for listener in listeners:
+                undo.enter_context(listener)
+            async with anyio.create_task_group() as tasks:
+                for listener in listeners:
+                    tasks.start_soon(self._accept_at, listener, take, who, tasks.cancel_scope)
+
+    async def _accept_at(
+        self, listener: socket.socket, take: Take, who: str, scope: anyio.CancelScope
+    ) -> None:
+        try:
+            await accept(listener, take, who)
+        except OSError as error:  # it is none any more
+            self._note(self._why(error))
+            scope.cancel()
 
     def _note(self, fault: str) -> None:
         if fault and fault != self.fault:
