@@ -6,11 +6,11 @@ with the size of the weights; and neither a rank nor an engine that attaches tak
 The whole chain is real: `preloadd run`, its loader, its rank, and engine processes that call
 `attach_checkpoint`. Checkpoints are sparse files (see `checkpoints`), because nothing here depends
 on what the bytes are; the first 4 KiB of every tensor are data, and compared in every engine. Each
-sample of "first" is another process that has torch and a CUDA context and never attached before;
-"again" is the median of its further attachments. The two ways take turns: per size, one after the
-other, the memory of the first being free again before the second starts.
+sample of "first" is another process, started as programs are, that has torch and a CUDA context and
+never attached before; "again" is the median of its further attachments. The two ways take turns:
+per size, one after the other, the memory of the first being free again before the second starts.
 
-Takes about 70 s on an H200. `--sizes TENSORS:GIB[,…]` measures others.
+Takes about 170 s on an H200. `--sizes TENSORS:GIB[,…]` measures others.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def main() -> int:
     def sizes(parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--sizes", default=SIZES, metavar="TENSORS:GIB,…", help=SIZES)
 
-    return run("attach", __doc__.partition("\n")[0], _measure, limit_s=150, also=sizes)
+    return run("attach", __doc__.partition("\n")[0], _measure, limit_s=300, also=sizes)
 
 
 def _measure(session: Session) -> None:
@@ -130,7 +130,8 @@ class _Size:
         session, report, times = self._session, self._session.report, Times()
         with ExitStack() as undo:
             engines = [
-                undo.enter_context(session.engine(model, daemon)) for _ in range(session.runs)
+                undo.enter_context(session.engine(model, daemon, forked=False))
+                for _ in range(session.runs)
             ]
             for engine in engines:
                 engine.ready()
@@ -156,9 +157,12 @@ class _Size:
         path = str(session.scratch / f"ipc-{self._tensors}-{self._nbytes}.sock")
         found = {how: Times() for how in NAMES}
         with ExitStack() as undo:
-            server = undo.enter_context(Actor(ipc.Server, path)).ready()
+            server = undo.enter_context(Actor(ipc.Server, path, forked=False)).ready()
             clients = {
-                how: [undo.enter_context(Actor(ipc.Client, path)) for _ in range(session.runs)]
+                how: [
+                    undo.enter_context(Actor(ipc.Client, path, forked=False))
+                    for _ in range(session.runs)
+                ]
                 for how in NAMES
             }
             for client in chain.from_iterable(clients.values()):

@@ -1,7 +1,9 @@
 """Processes that do one thing after the other: engines and peers, so that figures are of real ones.
 
 They are forked from one that has imported torch and never touched a GPU: each is fresh as far as
-CUDA goes, and starts in a fraction of the time. This process itself never has a CUDA context.
+CUDA goes, and starts in a fraction of the time. But what such a one does for the first time it does
+slowly, since each page of Python's objects that it touches is copied then. Where that is what is
+measured, it is started as programs are. This process itself never has a CUDA context.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ ANSWER_S = 60.0
 END_S = 20.0
 LONGEST = 500
 
-_CONTEXT = multiprocessing.get_context("forkserver")
+_FORKED = multiprocessing.get_context("forkserver")
+_STARTED = multiprocessing.get_context("spawn")
 
 
 class ChildError(Exception):
@@ -43,19 +46,23 @@ class Raised(ChildError):
 
 def prepare(modules: list[str]) -> None:
     """Start the process that children are forked from, with these modules imported."""
-    _CONTEXT.set_forkserver_preload(modules)
+    _FORKED.set_forkserver_preload(modules)
     # torch's other way to count GPUs opens the driver, which no fork survives.
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     forkserver.ensure_running()
 
 
 class Child(Owner):
-    """A process to call functions in. `environ` changes its environment; None removes a name."""
+    """A process to call functions in, started as a program is where `forked` is false. `environ`
+    changes its environment; None removes a name."""
 
-    def __init__(self, environ: Mapping[str, str | None] | None = None) -> None:
-        self._calls, theirs = _CONTEXT.Pipe()
+    def __init__(
+        self, environ: Mapping[str, str | None] | None = None, *, forked: bool = True
+    ) -> None:
+        context = _FORKED if forked else _STARTED
+        self._calls, theirs = context.Pipe()
         arguments = (theirs, dict(environ or {}))
-        self._process = _CONTEXT.Process(target=_serve, args=arguments, daemon=True)
+        self._process = context.Process(target=_serve, args=arguments, daemon=True)
         self._process.start()
         theirs.close()
 
@@ -120,9 +127,13 @@ class Actor(Child):
     """
 
     def __init__(
-        self, make: Callable[..., object], *given: object, environ: Mapping[str, str] | None = None
+        self,
+        make: Callable[..., object],
+        *given: object,
+        environ: Mapping[str, str | None] | None = None,
+        forked: bool = True,
     ) -> None:
-        super().__init__(environ)
+        super().__init__(environ, forked=forked)
         self.begin(_make, make, given)
 
     def ready(self) -> Self:

@@ -67,10 +67,11 @@ class Session:
         flags = ("--memory", "cuda", "--gpus", self.meter.uuid)
         return Daemon(model, folder, self.meter.uuid, *flags)
 
-    def engine(self, model: Path, daemon: Daemon) -> Actor:
+    def engine(self, model: Path, daemon: Daemon, *, forked: bool = True) -> Actor:
         """An engine process for what `daemon` holds; it gets ready by itself."""
         memory = HOST if self.meter is None else "auto"
-        return Actor(Engine, os.fspath(model), os.fspath(daemon.sockets), memory)
+        given = (os.fspath(model), os.fspath(daemon.sockets), memory)
+        return Actor(Engine, *given, forked=forked)
 
     @contextmanager
     def holes(self) -> Iterator[Path]:

@@ -186,29 +186,48 @@ def _tensor_faults(tensors: Tensors, storages: int) -> Iterator[str]:
 
 def _view_faults(tensors: Tensors, storage_nbytes: list[int]) -> Iterator[str]:
     bits = [dtypes.BITS[name] for name in dtypes.NAMES]
+    # Models have few layouts: each is looked at once, which takes most of the time of a check.
+    reaches: dict[tuple[tuple[int, ...], tuple[int, ...] | None], int] = {}
     rows = zip(
-        tensors.shape, tensors.strides, tensors.dtype, tensors.storage, tensors.skip, strict=True
+        zip(tensors.shape, tensors.strides, strict=True),
+        tensors.dtype,
+        tensors.storage,
+        tensors.skip,
+        strict=True,
     )
-    for index, (shape, strides, dtype, storage, skip) in enumerate(rows):
-        if shape and min(shape) < 0:
-            yield f"{tensors.name[index]} has shape {shape}"
-            return
-        extent = math.prod(shape)
-        if not extent and math.prod(filter(None, shape)) > MAX_ARENA_BYTES:
-            yield f"{tensors.name[index]} has shape {shape}"
-            return
-        if strides is not None:
-            if len(strides) != len(shape) or not _are_strides(strides):
-                yield f"{tensors.name[index]} has strides {strides} for shape {shape}"
+    for index, (layout, dtype, storage, skip) in enumerate(rows):
+        reach = reaches.get(layout)
+        if reach is None:
+            if fault := _layout_fault(*layout):
+                yield f"{tensors.name[index]} has {fault}"
                 return
-            if extent:
-                extent = 1 + sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
-        if skip * bits[dtype] % 8:
+            reach = reaches[layout] = _reach(*layout)
+        width = bits[dtype]
+        if skip * width % 8:
             yield f"{tensors.name[index]} starts inside a byte of its storage"
             return
-        if (skip + extent) * bits[dtype] > storage_nbytes[storage] * 8:
+        if (skip + reach) * width > storage_nbytes[storage] * 8:
             yield f"{tensors.name[index]} reaches past the end of its storage"
             return
+
+
+def _layout_fault(shape: tuple[int, ...], strides: tuple[int, ...] | None) -> str:
+    """What is wrong with a view, wherever it lies; '' if nothing is."""
+    if shape and min(shape) < 0:
+        return f"shape {shape}"
+    if 0 in shape and math.prod(filter(None, shape)) > MAX_ARENA_BYTES:
+        return f"shape {shape}"
+    if strides is not None and (len(strides) != len(shape) or not _are_strides(strides)):
+        return f"strides {strides} for shape {shape}"
+    return ""
+
+
+def _reach(shape: tuple[int, ...], strides: tuple[int, ...] | None) -> int:
+    """Elements from the first of a view to behind its last."""
+    extent = math.prod(shape)
+    if strides is None or not extent:
+        return extent
+    return 1 + sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
 
 
 def _are_strides(strides: tuple[int, ...]) -> bool:

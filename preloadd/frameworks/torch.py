@@ -195,6 +195,7 @@ def views(manifest: Manifest, chunks: Sequence[torch.Tensor]) -> dict[str, torch
     # On the attach path: each chunk is seen once as each dtype, then a tensor is a single call.
     columns, storages = manifest.tensors, manifest.storages
     bases: dict[tuple[int, int], torch.Tensor] = {}
+    plain: dict[tuple[int, ...], list[int]] = {}
     found: dict[str, torch.Tensor] = {}
     rows = zip(
         columns.name,
@@ -216,9 +217,9 @@ def views(manifest: Manifest, chunks: Sequence[torch.Tensor]) -> dict[str, torch
             found[name] = torch.empty(shape, dtype=base.dtype, device=base.device)
             continue
         start = storages.offset[storage] + _BITS[dtype] * skip // 8
-        found[name] = base.as_strided(
-            shape, _contiguous(shape) if strides is None else strides, start // base.itemsize
-        )
+        if strides is None:
+            strides = plain.get(shape) or plain.setdefault(shape, _contiguous(shape))  # noqa: PLW2901
+        found[name] = base.as_strided(shape, strides, start // base.itemsize)
     for alias, name in manifest.aliases.items():
         found[alias] = found[name]
     return found

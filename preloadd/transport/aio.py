@@ -102,7 +102,7 @@ class Session:
         self._link = link
         self._connection = connection
         self._limits = limits
-        self._sending = anyio.Lock()
+        self._sending = anyio.Lock(fast_acquire=True)
 
     @property
     def lease(self) -> LeaseId | None:
