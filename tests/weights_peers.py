@@ -17,7 +17,6 @@ from typing import Any
 import anyio
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
-import preloadd
 from preloadd.domain.endpoint import Endpoint
 from preloadd.domain.key import Key
 from preloadd.domain.settings import RankSettings
@@ -38,9 +37,10 @@ from preloadd.rank.seeding.giving import Giving
 from preloadd.rank.seeding.listener import Listener
 from preloadd.transport import aio
 from preloadd.transport.blocking import Link
+from tests.checkout import ROOT
 from tests.checkpoints import sparse
+from tests.ports import free_port
 
-ROOT = Path(preloadd.__file__).parents[1]
 HERE = "127.0.0.1"
 TOKEN = "a-token-that-no-loader-may-see"
 LOADER = (sys.executable, "-m", "preloadd.loader")
@@ -80,9 +80,7 @@ exec {python} "$@"
 
 def free_place() -> Endpoint:
     """Where nobody listens on this host."""
-    with closing(socket.socket()) as sock:
-        sock.bind((HERE, 0))
-        return Endpoint(HERE, sock.getsockname()[1])
+    return Endpoint(HERE, free_port())
 
 
 def token_file(folder: Path) -> str:

@@ -18,7 +18,7 @@ from preloadd.admin.seeding import seeding, seeding_here
 from preloadd.admin.service import Service, service
 from preloadd.admin.world import World
 from preloadd.config.drafts import CONFIG
-from preloadd.config.engine import ENGINE_ARGS
+from preloadd.config.engine import ENGINE_ARGS, fault_in
 from preloadd.config.files import HOST_FILE, Fault
 from preloadd.config.group import Group
 from preloadd.config.host import ENVIRONMENT, HostSettings, Survey, variable
@@ -87,7 +87,9 @@ def check(found: Survey, world: World) -> Report:
             notes += _without_draft(file.group, str(file.path))
             unseeded, more = seeding(file.group, str(file.path), here)
             notes += more
-            faults += map(file.document.at_home, [*wrong, *unseeded])
+            faults += [
+                fault_in(file.document, fault.key, fault.text) for fault in (*wrong, *unseeded)
+            ]
             faults += _socket_faults(host, file.group, origin)
     return Report(tuple(faults), tuple(notes), tuple(models))
 
@@ -176,7 +178,7 @@ def _look_at(
     group: Group, file: str, trial: Service, world: World
 ) -> tuple[Model | None, list[Fault]]:
     """The group's model, and what of the group does not work here."""
-    faults = [Fault(file, "access", f"{error}") for error in _access_faults(group)]
+    faults = [Fault(file, key, f"{error}") for key, error in _access_faults(group)]
     python = group.python or world.python()
     if why := _useless(python, group, trial):
         faults.append(Fault(file, "python", why))
@@ -194,7 +196,7 @@ def _look_at(
     if len(folders) < len(list(_checkpoints(group))):
         return None, faults
     if why := _indivisible(folders[0], group):
-        faults.append(Fault(file, "parallel", f"{why} (change the sizes)"))
+        faults.append(Fault(file, "parallel.tensor_parallel_size", f"{why} (change the sizes)"))
     instances = tuple(map(str, group.instances))
     return Model(group.name, str(folders[0]), nbytes, instances), faults
 
@@ -249,16 +251,16 @@ def _indivisible(folder: Path, group: Group) -> str:
     return ""
 
 
-def _access_faults(group: Group) -> Iterator[ConfigError]:
-    for look_up, names in (
-        (peers.group_id, group.access.groups),
-        (peers.user_id, group.access.users),
+def _access_faults(group: Group) -> Iterator[tuple[str, ConfigError]]:
+    for key, look_up, names in (
+        ("access.groups", peers.group_id, group.access.groups),
+        ("access.users", peers.user_id, group.access.users),
     ):
         for name in names:
             try:
                 look_up(name)
             except ConfigError as error:
-                yield error
+                yield key, error
 
 
 def _socket_faults(host: HostSettings, group: Group, origin: str) -> Iterator[Fault]:

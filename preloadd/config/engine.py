@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 
 from preloadd.config.arguments import from_table
 from preloadd.config.drafts import CONFIG
@@ -20,6 +19,7 @@ from preloadd.domain.nodes import block
 from preloadd.domain.placement import Parallel, instances
 
 ENGINE_ARGS = "engine_args"
+BUILDER = "builder"
 PARALLEL = "parallel"
 DRAFT = "draft"
 
@@ -36,52 +36,52 @@ def layers_of(document: Document) -> Layers:
     """What the file says, with the sizes that only its engine's arguments tell."""
     layers = Layers()
     for size in _division(document).sizes:
-        layers.lay(document.home(_key(size.written)), {PARALLEL: {size.key: size.value}})
+        where = document.written(_key(size.written)) or str(document.path)
+        layers.lay(where, {PARALLEL: {size.key: size.value}})
     document.lay_over(layers)
     return layers
 
 
-def where_written(fault: Fault, document: Document) -> Fault:
-    """The same, at the argument that said a size where `[parallel]` does not, and at the file."""
+def fault_in(document: Document, key: str, text: str, *beside: str) -> Fault:
+    """As `Document.fault`, at the arguments that say a size where `[parallel]` does not."""
     own = _table(document, PARALLEL)
-    for size in _division(document).sizes:
-        if fault.key == f"{PARALLEL}.{size.key}" and size.key not in own:
-            fault = replace(fault, key=_key(size.written))
-    return document.at_home(fault)
+    said = {
+        f"{PARALLEL}.{size.key}": _key(size.written)
+        for size in _division(document).sizes
+        if size.key not in own
+    }
+    return document.fault(said.get(key, key), text, *(said.get(one, one) for one in beside))
 
 
 def engine_faults(document: Document) -> Iterator[Fault]:
     """All that is wrong with the engine's arguments."""
-    origin = str(document.path)
     if _table(document, ENGINE_ARGS) and document.table.get("builder", "native") == "native":
-        yield Fault(origin, ENGINE_ARGS, _NOT_NATIVE)
+        yield fault_in(document, ENGINE_ARGS, _NOT_NATIVE, BUILDER)
     found = _division(document)
     for wrong in found.wrong:
-        yield Fault(origin, _key(wrong.written), wrong.text)
-    for size, text in _contradictions(found.sizes, _table(document, PARALLEL)):
-        yield Fault(origin, _key(size.written), text)
+        yield fault_in(document, _key(wrong.written), wrong.text)
+    yield from _contradictions(document, found.sizes)
 
 
 def draft_faults(document: Document) -> Iterator[Fault]:
     """All that is wrong between `[draft]` and what vLLM is told of speculative decoding."""
-    origin, told = str(document.path), _table(document, DRAFT)
+    told, config = _table(document, DRAFT), _key(CONFIG)
     found = _division(document).speculation
     wanted = bool(told) and told.get("enabled", True) is True
     if document.table.get("builder", "native") == "native":
         if wanted:
-            yield Fault(origin, DRAFT, _NOT_NATIVES_DRAFT)
+            yield fault_in(document, DRAFT, _NOT_NATIVES_DRAFT, BUILDER)
         return
     for key, value in _said(document).items():
         if found is not None and (other := found.values.get(key)) != value:
-            where = f"{ENGINE_ARGS}.{CONFIG}"
-            text = f"is {_toml(value)}, but {where} has {_toml(other)} (write it once)"
-            yield Fault(origin, spelled([DRAFT, key]), text)
+            text = f"is {_toml(value)}, but {config} has {_toml(other)} (write it once)"
+            yield fault_in(document, spelled([DRAFT, key]), text, config)
     if found is not None and found.model.startswith((".", "~")) and not _said(document):
         text = f"names the model {found.model!r} (give an absolute path, or an id such as org/name)"
-        yield Fault(origin, _key(CONFIG), text)
+        yield fault_in(document, config, text)
     if wanted and not (found and found.held):
         why = found.why_not_held if found else f"{ENGINE_ARGS} has no {CONFIG}"
-        yield Fault(origin, DRAFT, f"{why} ({_NO_DRAFT})")
+        yield fault_in(document, DRAFT, f"{why} ({_NO_DRAFT})", config)
 
 
 def members_of(document: Document) -> tuple[str, ...]:
@@ -121,12 +121,14 @@ def _launch_of(sizes: object) -> Launch:
     )
 
 
-def _contradictions(sizes: tuple[Size, ...], own: Table) -> Iterator[tuple[Size, str]]:
+def _contradictions(document: Document, sizes: tuple[Size, ...]) -> Iterator[Fault]:
+    own = _table(document, PARALLEL)
     said = {key: (f"{PARALLEL}.{key}", value) for key, value in own.items()}
     for size in sizes:
         where, value = said.setdefault(size.key, (_key(size.written), size.value))
         if value != size.value:
-            yield size, f"is {_toml(size.value)}, but {where} is {_toml(value)} (write it once)"
+            text = f"is {_toml(size.value)}, but {where} is {_toml(value)} (write it once)"
+            yield fault_in(document, _key(size.written), text, where)
 
 
 def _division(document: Document) -> Division:

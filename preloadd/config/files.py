@@ -13,7 +13,7 @@ import stat
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
@@ -79,20 +79,29 @@ class Document(NamedTuple):
         for path, table in self.parts or ((self.path, self.table),):
             below.lay(str(path), table)
 
-    def home(self, key: str) -> str:
-        """The file that says what `key`, as TOML writes it, has in the end; its own if none does.
+    def written(self, key: str) -> str | None:
+        """The file that says what `key`, as TOML writes it, has in the end; None if none does.
 
         Only tables at the top are entered.
         """
-        for entered in (True, False):
-            for path, table in reversed(self.parts):
-                if any(_within(key, one) for one in _keys(table, entered=entered)):
-                    return str(path)
-        return str(self.path)
+        for path, table in reversed(self.parts or ((self.path, self.table),)):
+            if _says(table, key):
+                return str(path)
+        return None
 
-    def at_home(self, fault: Fault) -> Fault:
-        """The same at the file that says what is wrong."""
-        return replace(fault, origin=self.home(fault.key))
+    def fault(self, key: str, text: str, *beside: str) -> Fault:
+        """What is wrong with `key`, at the file that says it; `text` names the keys `beside` too.
+
+        Those that another file says are told with that. A key that nobody says is missed in the
+        file with one that is said beside it, with its table, or else in the main one.
+        """
+        found = {one: where for one in beside if (where := self.written(one))}
+        table = self.written(key.partition(".")[0])
+        origin = self.written(key) or next(iter(found.values()), table or str(self.path))
+        more = ", ".join(f"{one} is in {where}" for one, where in found.items() if where != origin)
+        if more:
+            text = f"{text[:-1]}; {more})" if text.endswith(")") else f"{text} ({more})"
+        return Fault(origin, key, text)
 
 
 class Listing(NamedTuple):
@@ -299,13 +308,14 @@ def _within(key: str, one: str) -> bool:
     return key == one or key.startswith((f"{one}.", f"{one}["))
 
 
-def _keys(table: Table, *, entered: bool) -> Iterator[str]:
-    """Keys as TOML writes them: those at the top, or `entered` those in tables there."""
+def _says(table: Table, key: str) -> bool:
+    """Whether a file says `key`: at the top, or in a table there."""
     for name, value in table.items():
-        if not entered:
-            yield spelled([name])
-        elif isinstance(value, dict):
-            yield from (spelled([name, inner]) for inner in value)
+        top = spelled([name])
+        inside = [spelled([name, inner]) for inner in value] if isinstance(value, dict) else [top]
+        if key == top or any(_within(key, one) for one in inside):
+            return True
+    return False
 
 
 def _toml_files(folder: Path) -> Listing:

@@ -11,11 +11,12 @@ from pydantic import AfterValidator, BeforeValidator, ByteSize, Field
 from preloadd.config.arguments import from_table
 from preloadd.config.drafts import Speculation
 from preloadd.config.engine import (
+    BUILDER,
     draft_faults,
     engine_faults,
+    fault_in,
     has_drafts,
     layers_of,
-    where_written,
 )
 from preloadd.config.faults import validated
 from preloadd.config.files import Document, Fault, Layers
@@ -38,7 +39,7 @@ from preloadd.config.strict import (
 from preloadd.config.vllm import Division, divide
 from preloadd.domain.devices import ALL
 from preloadd.domain.ids import Instance, device_id, on_host
-from preloadd.domain.launch import Launch, Misfit, here_told
+from preloadd.domain.launch import SIZES, Launch, Misfit, here_told
 from preloadd.domain.nodes import Node, plan_node
 from preloadd.domain.settings import CHUNK_BYTES, Access, Builder, Layout, Memory, resolved
 from preloadd.errors import ConfigError
@@ -49,6 +50,9 @@ APPLY = "`preloadctl config apply`"
 _UUID = r"[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}"
 _FULL = re.compile(rf"(?:(?:GPU|MIG)-{_UUID}|GPU-[0-9a-f]{{16}})\Z")
 _AMD = re.compile(r"GPU-[0-9a-f]{16}\Z")
+
+_KEYS = {"builder": BUILDER, "devices": "gpus", "trust_bundles": "warmup.trust_bundles"}
+"""Keys by the settings they stand for, as far as these are neither of sizes nor of seeding."""
 
 
 def is_full(device: str) -> bool:
@@ -224,11 +228,12 @@ def judge(
     layers.lay(origin, {"name": document.path.stem})
     layers.lay(origin, layers_of(document).values)
     group, faults = validated(Group, layers, origin)
+    faults = [fault_in(document, fault.key, fault.text) for fault in faults]
     checks = (_contradicting, _misread, _laid_out)
     faults += [fault for check in checks if (fault := check(document))]
     faults += [*_misplaced(document, ports), *_seeded(document)]
     faults += [*engine_faults(document), *draft_faults(document)]
-    return (None if faults else group), [where_written(fault, document) for fault in faults]
+    return (None if faults else group), faults
 
 
 def claims(document: Document) -> tuple[str, list[str]]:
@@ -281,15 +286,16 @@ def _seed_of(document: Document) -> Seed | None:
 
 
 def _told(misfit: Misfit, document: Document) -> Fault:
-    """The same as a fault of a file, at the key that stands for the flag."""
-    key = f"parallel.{misfit.setting}"
-    if misfit.setting == "devices":
-        key = "gpus"
-    elif misfit.setting == "trust_bundles":
-        key = "warmup.trust_bundles"
-    elif misfit.setting.startswith(PREFIX):
-        key = f"seed.{misfit.setting.removeprefix(PREFIX)}"
-    return Fault(str(document.path), key, misfit.bracketed)
+    """The same as a fault of a file, at the keys that stand for the flags."""
+    keys = map(_key, misfit.beside)
+    return fault_in(document, _key(misfit.setting), misfit.bracketed, *keys)
+
+
+def _key(setting: str) -> str:
+    """The key that stands for a flag."""
+    if setting.startswith(PREFIX):
+        return f"seed.{setting.removeprefix(PREFIX)}"
+    return _KEYS.get(setting, f"parallel.{setting}")
 
 
 def _left_over(launch: Launch) -> Iterator[Misfit]:
@@ -298,7 +304,7 @@ def _left_over(launch: Launch) -> Iterator[Misfit]:
     if len(devices) > len(here):
         text = f"{len(devices)} are too many for {here_told(launch.parallel, here)}"
         more = f"leave out {len(devices) - len(here)}, or change the sizes"
-        yield Misfit("devices", f"{text}: {more}")
+        yield Misfit("devices", f"{text}: {more}", SIZES)
 
 
 def _memory_of(device: str) -> Memory:
@@ -312,17 +318,14 @@ def _contradicting(document: Document) -> Fault | None:
     memory, kinds = document.table.get("memory", "auto"), _kinds(document)
     named = ", ".join(claims(document)[1])
     if len(kinds) > 1:
-        return Fault(
-            str(document.path),
+        return document.fault(
             "gpus",
             f"lists devices of several kinds: {named} (list those of one: all ranks hold their "
             "weights in host memory, or in that of one vendor's GPUs)",
         )
     if kinds and memory in [kind for kind in Memory if kind not in kinds]:
         remedy = f'write "{min(kinds)}", or leave the key out'
-        return Fault(
-            str(document.path), "memory", f"is {memory!r}, but gpus lists {named} ({remedy})"
-        )
+        return document.fault("memory", f"is {memory!r}, but gpus lists {named} ({remedy})", "gpus")
     return None
 
 
@@ -330,14 +333,11 @@ def _misread(document: Document) -> Fault | None:
     """The fault of a reader that cannot fill the memory of the devices, or has nothing to read."""
     if document.table.get("builder") == "vllm" and document.table.get("reader", "pread") != "pread":
         text = "vLLM reads by itself (leave the key out, and set load-format in engine_args)"
-        return Fault(str(document.path), "reader", text)
+        return document.fault("reader", text, BUILDER)
     if document.table.get("reader") != "instanttensor" or _kinds(document) <= {Memory.CUDA}:
         return None
-    return Fault(
-        str(document.path),
-        "reader",
-        "'instanttensor' reads into the memory of CUDA devices only (leave the key out)",
-    )
+    text = "'instanttensor' reads into the memory of CUDA devices only (leave the key out)"
+    return document.fault("reader", text, "gpus")
 
 
 def _laid_out(document: Document) -> Fault | None:
@@ -350,7 +350,7 @@ def _laid_out(document: Document) -> Fault | None:
     try:
         resolved(Layout(layout), Builder(builder), kinds.pop())
     except ConfigError as error:
-        return Fault(str(document.path), "layout", str(error))
+        return document.fault("layout", str(error), BUILDER, "gpus")
     return None
 
 

@@ -172,7 +172,9 @@ def survey(
     for key, value in (overrides or {}).items():
         layers.lay(COMMAND_LINE, nested(key, value))
     host, wrong = validated(HostSettings, layers, str(folder / HOST_FILE))
-    ports = {"supervisor.port": host.supervisor.port} if host else {}
+    said = layers.origins.get(("supervisor", "port"))
+    own = f"supervisor.port of {said}" if said else "supervisor.port"
+    ports = {own: host.supervisor.port} if host else {}
     groups, group_faults = _groups(folder, edits or {}, ports)
     host_faults = (*folder_faults(folder), *files.faults, *unread, *wrong)
     return Survey(
@@ -246,8 +248,9 @@ def _contested(documents: list[Document]) -> Iterator[Fault]:
     for document in documents:
         path, (name, mine) = document.path, claims(document)
         if (first := names.setdefault(name, path)) != path:
-            yield Fault(str(path), "name", f"{name!r} is the group of {first} (rename one of them)")
+            text = f"{name!r} is the group of {first} (rename one of them)"
+            yield document.fault("name", text)
         for device in dict.fromkeys(mine):
             if (first := devices.setdefault(device, path)) != path:
                 text = f"{device} is given to the group of {first} (remove it from one of them)"
-                yield document.at_home(Fault(str(path), "gpus", text))
+                yield document.fault("gpus", text)

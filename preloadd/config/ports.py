@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from preloadd.config.engine import where_written
+from preloadd.config.engine import fault_in
 from preloadd.config.files import Document, Fault
 from preloadd.config.group import Group
 from preloadd.config.seeding import seeding
@@ -64,6 +64,7 @@ def port_faults(groups: Iterable[tuple[Document, Group]]) -> Iterator[Fault]:
                     found.setdefault(port.key, (port, other, first))
         for port, other, first in found.values():
             verb = "gives a rank" if port.key == _SEEDING else "is"
-            text = f"{verb} {port.number}, which {other.key} of {first.path} uses"
-            yield where_written(Fault("", port.key, f"{text} (give another one)"), document)
+            there = fault_in(first, other.key, "")
+            text = f"{verb} {port.number}, which {there.key} of {there.origin} uses"
+            yield fault_in(document, port.key, f"{text} (give another one)")
         taken += [(port, document) for port in mine]

@@ -61,12 +61,13 @@ def seed_faults(seed: Seed) -> Iterator[Misfit]:
         yield Misfit("seed_source_host", text)
     elif _is_itself(seed):
         text = f"{seed.source_host} port {seed.source_port} is where this group itself is asked"
-        yield Misfit("seed_source_host", f"{text}: give {_ASKED}, or leave it out")
+        beside = ("seed_source_port", "seed_listen_host", "seed_listen_port")
+        yield Misfit("seed_source_host", f"{text}: give {_ASKED}, or leave it out", beside)
     if seed.tls_key and not seed.tls_cert:
         yield Misfit("seed_tls_key", "is the key of no certificate: give that as well")
     elif seed.listen_host and seed.tls is not None and not seed.tls_cert:
         text = "must be given where others connect with TLS: the certificate that is shown to them"
-        yield Misfit("seed_tls_cert", text)
+        yield Misfit("seed_tls_cert", text, ("seed_listen_host", "seed_tls_key", "seed_tls_ca"))
     yield from _without_effect(seed)
 
 
@@ -74,7 +75,7 @@ def bundle_faults(*, trusted: bool, native: bool) -> Iterator[Misfit]:
     """What is wrong with trusting bundles."""
     if trusted and native:
         text = "is for what vLLM compiles, and the builder is native, whose weights are not for it"
-        yield Misfit("trust_bundles", f"{text}: leave it out")
+        yield Misfit("trust_bundles", f"{text}: leave it out", ("builder",))
 
 
 def _is_itself(seed: Seed) -> bool:
@@ -93,9 +94,10 @@ def _end(name: str, host: str, port: int | None, what: str) -> Iterator[Misfit]:
     """Of one end: `host` and `port` belong together."""
     if host and port is None:
         text = "must be given with the host: the first port of as many as there are ranks"
-        yield Misfit(f"seed_{name}_port", text)
+        yield Misfit(f"seed_{name}_port", text, (f"seed_{name}_host",))
     elif port is not None and not host:
-        yield Misfit(f"seed_{name}_host", f"must be given with the port: {what}")
+        text = f"must be given with the port: {what}"
+        yield Misfit(f"seed_{name}_host", text, (f"seed_{name}_port",))
     if host and not is_address(host):
         yield Misfit(f"seed_{name}_host", f"{host!r} is no host's name or address: give {what}")
 
@@ -107,7 +109,8 @@ def _without_effect(seed: Seed) -> Iterator[Misfit]:
         yield Misfit("seed_weights", text)
     if seed.weights and seed.tls is not None:
         text = "weights do not go over TLS: leave out the one or the other"
-        yield Misfit("seed_weights", text)
+        beside = ("seed_tls_cert", "seed_tls_key", "seed_tls_ca")
+        yield Misfit("seed_weights", text, beside)
     if seed.wanted or seed.ports != (None, None):
         return
     for key in ("token_file", "tls_cert", "tls_key", "tls_ca"):

@@ -14,7 +14,7 @@ from pydantic import BaseModel, BeforeValidator, Field
 from preloadd.config.files import shortened
 from preloadd.config.strict import MAX_RANKS, MAX_WORLD, Size
 from preloadd.domain.ids import DeviceId, Instance, Role
-from preloadd.domain.launch import Launch, Misfit, world_told
+from preloadd.domain.launch import SIZES, Launch, Misfit, world_told
 from preloadd.domain.lines import one_line
 from preloadd.domain.nodes import Node, launch_faults, plan_node
 from preloadd.domain.placement import ExpertPlacement, Parallel, drafting
@@ -108,7 +108,7 @@ def spread_faults(launch: Launch) -> list[Misfit]:
     """All that is wrong with what a node is told, what is too much of it included."""
     if launch.parallel.world > MAX_WORLD:
         text = f"makes {world_told(launch.parallel)}, but a group has at most {MAX_WORLD}"
-        return [Misfit("tensor_parallel_size", f"{text}: give smaller sizes")]
+        return [Misfit("tensor_parallel_size", f"{text}: give smaller sizes", SIZES)]
     if faults := launch_faults(launch):
         return faults
     node = plan_node(launch)
@@ -144,6 +144,7 @@ def _crowded(launch: Launch, node: Node) -> Iterator[Misfit]:
             f"is {'not given' if said is None else said}, so this node has {len(here)} ranks "
             f"({here.start} to {here[-1]} of {world_told(launch.parallel)}), but one has at most "
             f"{MAX_RANKS}: use more nodes",
+            SIZES,
         )
 
 

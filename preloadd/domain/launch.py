@@ -60,14 +60,20 @@ class Launch:
         return self.by_nodes or 0 < self.replicas < self.parallel.data
 
 
+SIZES = ("data_parallel_size", "pipeline_parallel_size", "tensor_parallel_size")
+"""The settings that the number of ranks follows from."""
+
+
 class Misfit(NamedTuple):
     """A setting of one node that cannot be as it is, named as its flag, with underscores.
 
-    `text` says what is wrong with it and, behind the last colon and space, the remedy.
+    `text` says what is wrong with it and, behind the last colon and space, the remedy. It is as
+    much about the settings `beside`, as far as somebody gave them.
     """
 
     setting: str
     text: str
+    beside: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         """As those are told who gave flags."""

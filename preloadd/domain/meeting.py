@@ -207,4 +207,5 @@ def _overlaps(ports: Sequence[_Ports]) -> Iterator[Misfit]:
             yield Misfit(
                 later.setting,
                 f"{later.written} is in use: {earlier.written} is {earlier.told}: give another one",
+                (earlier.setting,) if earlier.setting else (),
             )

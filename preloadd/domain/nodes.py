@@ -11,7 +11,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from preloadd.domain.ids import DeviceId, Instance
-from preloadd.domain.launch import Launch, Misfit, here_told, refusal, replica_told, world_told
+from preloadd.domain.launch import (
+    SIZES,
+    Launch,
+    Misfit,
+    here_told,
+    refusal,
+    replica_told,
+    world_told,
+)
 from preloadd.domain.meeting import Meeting, meeting_faults, meeting_of
 from preloadd.domain.placement import Parallel, Placement, drafting, instances, place
 
@@ -92,18 +100,22 @@ def _node_faults(launch: Launch) -> Iterator[Misfit]:
     """Of blocks by `nnodes`."""
     nodes, number, parallel = launch.nnodes or 1, launch.node_rank, launch.parallel
     if number is None:
-        yield Misfit("node_rank", f"must be given where nnodes is {nodes}: give 0 to {nodes - 1}")
+        text = f"must be given where nnodes is {nodes}: give 0 to {nodes - 1}"
+        yield Misfit("node_rank", text, ("nnodes",))
     elif not 0 <= number < nodes:
-        yield Misfit("node_rank", f"is {number}, but nnodes is {nodes}: give 0 to {nodes - 1}")
+        text = f"is {number}, but nnodes is {nodes}: give 0 to {nodes - 1}"
+        yield Misfit("node_rank", text, ("nnodes",))
     each, left = divmod(parallel.world, nodes)
     if left:
         text = f"is {nodes}, but {world_told(parallel)}, and {parallel.world} / {nodes} leaves"
-        yield Misfit("nnodes", f"{text} {left}: give a number that divides {parallel.world}")
+        text = f"{text} {left}: give a number that divides {parallel.world}"
+        yield Misfit("nnodes", text, SIZES)
     elif each % parallel.replica and parallel.replica % each:
         yield Misfit(
             "nnodes",
             f"is {nodes}, so one has {parallel.world} / {nodes} = {each} ranks, but a replica has "
             f"{replica_told(parallel)}: let nodes hold whole replicas, or replicas whole nodes",
+            SIZES,
         )
     elif number is not None and 0 <= number < nodes:
         yield from _contradictions(launch, range(number * each, (number + 1) * each))
@@ -123,6 +135,7 @@ def _contradictions(launch: Launch, ranks: range) -> Iterator[Misfit]:
                 f"is {said}, but node {launch.node_rank} of {launch.nnodes} has ranks "
                 f"{ranks.start} to {ranks[-1]}, {replica} to a replica, which makes it {value}: "
                 "leave it out",
+                ("node_rank", "nnodes", *SIZES),
             )
 
 
@@ -139,16 +152,19 @@ def _replica_faults(launch: Launch) -> Iterator[Misfit]:
         yield Misfit("data_parallel_size_local", text)
     if first is not None and not 0 <= first < size:
         text = f"is {first}, but data-parallel-size is {size}: give 0 to {size - 1}"
-        yield Misfit("data_parallel_start_rank", text)
+        yield Misfit("data_parallel_start_rank", text, ("data_parallel_size",))
     elif first is None and 0 < local < size:
         text = f"must be given where a node has {local} of {size} replicas"
-        yield Misfit("data_parallel_start_rank", f"{text}: give the number of its first")
+        text = f"{text}: give the number of its first"
+        beside = ("data_parallel_size_local", "data_parallel_size")
+        yield Misfit("data_parallel_start_rank", text, beside)
     elif (first or 0) + local > size:
         yield Misfit(
             "data_parallel_size_local",
             f"reaches past the last replica, since data-parallel-start-rank {first or 0} + {local} "
             f"= {(first or 0) + local}, but data-parallel-size is {size}: give at most "
             f"{size - (first or 0)}",
+            ("data_parallel_start_rank", "data_parallel_size"),
         )
 
 
@@ -166,4 +182,5 @@ def _device_faults(launch: Launch, ranks: range | None) -> Iterator[Misfit]:
             "devices",
             f"{there} are too few for {here_told(launch.parallel, ranks)}: name "
             f"{len(ranks) - there} more, or change the sizes",
+            SIZES,
         )

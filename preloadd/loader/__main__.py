@@ -35,7 +35,7 @@ from preloadd.linux.passed import inherited
 from preloadd.loader.fetch import fetch
 from preloadd.loader.peer import Peer
 from preloadd.loader.pipeline import load
-from preloadd.loader.report import Reporter
+from preloadd.loader.report import Reporter, passed_link
 from preloadd.loader.sending import send
 from preloadd.loader.warming import warm_up
 from preloadd.memory.api import Filler, Mapper
@@ -45,7 +45,6 @@ from preloadd.memory.hip import devices as hip_devices
 from preloadd.memory.hip import driver as hip
 from preloadd.memory.host import HostFiller, HostMapper
 from preloadd.memory.vmm import VmmFiller, VmmMapper
-from preloadd.protocol.messages import LINK
 from preloadd.protocol.peering import PEER, ToSend
 from preloadd.transport.blocking import Link
 from preloadd.weights.checkpoint import locate
@@ -121,11 +120,9 @@ def _joined(*texts: str) -> str:
 def _obey() -> int:
     """Load what the rank orders over the inherited link."""
     given = inherited(os.environ, os.getpid())
-    passed, peers = given.get(LINK, []), given.get(PEER, [])
-    if len(passed) != 1:
-        log.error("the loader is started by its rank, which passes it a socket to talk over")
+    link, peers = passed_link(given, "the loader"), given.get(PEER, [])
+    if link is None:
         return ConfigError().exit_status
-    link = Link(socket.socket(fileno=passed[0].take()))
     reporter = Reporter(link, clock=time.monotonic)
     peer = Peer(Link(socket.socket(fileno=peers[0].take()))) if peers else None
     try:
@@ -168,11 +165,10 @@ def _failed(reporter: Reporter, error: PreloadError) -> int:
 
 def _send() -> int:
     """Send what the rank orders over the inherited link, to whom it says."""
-    passed = inherited(os.environ, os.getpid()).get(LINK, [])
-    if len(passed) != 1:
-        log.error("a sender is started by a rank, which passes it a socket to talk over")
+    link = passed_link(inherited(os.environ, os.getpid()), "a sender")
+    if link is None:
         return ConfigError().exit_status
-    with closing(Link(socket.socket(fileno=passed[0].take()))) as link:
+    with closing(link):
         try:
             send(link, _mapper)
         except PreloadError as error:

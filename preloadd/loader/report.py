@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 
 from preloadd.errors import PreloadError, ProtocolViolation
+from preloadd.linux.fds import OwnedFd
 from preloadd.linux.memfd import sealed_bytes
+from preloadd.linux.seqpacket import adopted
 from preloadd.memory.api import WritableChunk
 from preloadd.protocol import codec
 from preloadd.protocol.messages import (
+    LINK,
     ChunkFilled,
     Failed,
     Identified,
@@ -22,8 +27,23 @@ from preloadd.protocol.messages import (
 )
 from preloadd.transport.blocking import Link
 
+log = logging.getLogger(__name__)
+
 EVERY_S = 0.2
 """Seconds between two reports of progress within one phase."""
+
+
+def passed_link(given: Mapping[str, Sequence[OwnedFd]], who: str) -> Link | None:
+    """The link among the descriptors that were `given`, from which it is taken; the caller owns it.
+
+    None if there is none, which people who start `who` by hand are told.
+    """
+    passed = given.get(LINK, [])
+    if len(passed) == 1:
+        with suppress(ProtocolViolation):
+            return Link(adopted(passed[0]))
+    log.error("%s is started by its rank, which passes it a socket to talk over", who)
+    return None
 
 
 class Reporter:

@@ -67,10 +67,11 @@ def _judge(found: Generation, wanted: Recipe, result: Adoption) -> None:
         return
     told = "; ".join(f"{d.field}: was {d.daemon}, now {d.engine}" for d in differing)
     result.reasons.append(f"parked weights are for something else: {told}")
-    if result.outdated is None:
-        result.outdated = found
-        of_files = [each.field for each in differing] == ["files"]
-        result.may_serve = of_files and recipe.model == wanted.model
+    of_files = [each.field for each in differing] == ["files"]
+    may_serve = of_files and recipe.model == wanted.model
+    # Of several, as a rank leaves them that is killed while it replaces one, rather what serves.
+    if result.outdated is None or (may_serve and not result.may_serve):
+        result.outdated, result.may_serve = found, may_serve
 
 
 def _whole(

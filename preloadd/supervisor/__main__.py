@@ -176,7 +176,31 @@ def _listener(inherited_as: str | None, made: Setup) -> socket.socket:
             f"--listen-fd {inherited_as}: {len(given)} descriptors of that name were "
             "inherited: pass exactly one, or give --host and --port"
         )
-    return socket.socket(fileno=given[0].take())
+    with given[0] as fd:
+        if why := _unfit(fd.fileno()):
+            raise ConfigError(
+                f"--listen-fd {inherited_as}: descriptor {fd.fileno()} {why}: pass a stream socket "
+                "that listens, or give --host and --port"
+            )
+        return socket.socket(fileno=fd.take())
+
+
+def _unfit(fd: int) -> str:
+    """Why nobody could connect to what is open as `fd`, which is borrowed; empty if somebody can.
+
+    A stream socket of any family will do: systemd's ListenStream= may be a path.
+    """
+    try:
+        sock = socket.socket(fileno=fd)
+    except OSError as error:
+        return f"is no socket ({error.strerror})"
+    try:
+        if sock.type != socket.SOCK_STREAM:
+            return "is a socket of another kind"
+        listens = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+        return "" if listens else "is a socket that does not listen"
+    finally:
+        sock.detach()
 
 
 def _open_listener(host: str, port: int) -> socket.socket:

@@ -9,6 +9,7 @@ from typing import Self
 from preloadd.errors import Unavailable
 from preloadd.linux import seqpacket
 from preloadd.linux.fds import OwnedFd
+from preloadd.linux.locks import FILE_NAME, holder
 from preloadd.linux.owner import Owner
 from preloadd.protocol.connection import ClientConnection
 from preloadd.protocol.messages import Reason, Status, StatusTold
@@ -27,7 +28,8 @@ class Line(Owner):
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Connect at once. Unavailable with reason BUSY if the rank accepts no connection.
+        """Connect at once. Unavailable with reason BUSY if the rank accepts no connection, and
+        STARTING if its daemon runs and listens nowhere: it loads, for one.
 
         Otherwise PreloadError as of `transport.blocking.connect`.
         """
@@ -39,6 +41,8 @@ class Line(Owner):
                 f"stuck: the daemon at {path} accepts no connection: see its log, and restart it "
                 "if it hangs",
             ) from error
+        except (FileNotFoundError, ConnectionRefusedError) as error:
+            raise _starting(path) or not_connected(path, error, 0) from error
         except OSError as error:
             raise not_connected(path, error, 0) from error
         return cls(sock, path)
@@ -72,3 +76,16 @@ class Line(Owner):
         return Unavailable(
             "absent", f"the daemon at {self._path} hung up: it ended or was restarted, see its log"
         )
+
+
+def _starting(path: Path) -> Unavailable | None:
+    """What to raise where nobody listens if a daemon is about to; None if there is none, or if
+    that cannot be known."""
+    try:
+        pid = holder(path.parent / FILE_NAME)
+    except OSError:
+        return None
+    if pid is None or seqpacket.listens_unseen(path):
+        return None
+    text = f"process {pid} runs and does not listen yet: see its log for how far it is"
+    return Unavailable(Reason.STARTING, text)

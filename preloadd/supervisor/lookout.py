@@ -39,6 +39,11 @@ log = logging.getLogger(__name__)
 
 _FAILED = PreloadError("this supervisor failed to ask it: its log says why")
 
+_UNAVAILABLE: Mapping[str, Contact] = MappingProxyType(
+    {Reason.BUSY: Contact.STUCK, Reason.STARTING: Contact.STARTING}
+)
+"""What has been met where there was no answer; all else is that nobody is there."""
+
 _NO_UNITS: Mapping[str, Unit] = MappingProxyType({})
 
 Units = Callable[[Sequence[str]], Mapping[str, Unit]]
@@ -189,7 +194,9 @@ class Lookout:
             # Who looks for the first time may have come before ranks that are being started.
             early = history.standing is None and now.condition == Contact.ABSENT
             post.missed_at = time + self._pace.patience if early else math.inf
-            level = logging.WARNING if complaint(now) and not early else logging.INFO
+            # A rank that loads for the first time does not listen for as long.
+            calm = early or not complaint(now) or now.contact is Contact.STARTING
+            level = logging.INFO if calm else logging.WARNING
             log.log(level, "%s: %s", now.name, complaint(now) or now.condition)
         elif time >= post.missed_at:
             post.missed_at = math.inf
@@ -227,8 +234,7 @@ class _Post:
                     # It logs every client that it turns away.
                     await anyio.sleep(self._pace.refused)
                 except Unavailable as error:
-                    busy = error.reason == Reason.BUSY
-                    self._lost(Contact.STUCK if busy else Contact.ABSENT, error)
+                    self._lost(_UNAVAILABLE.get(error.reason, Contact.ABSENT), error)
                 except PreloadError as error:
                     self._lost(Contact.FAULTY, error)
                 except Exception:

@@ -30,7 +30,8 @@ _SHARE = 4
 
 
 class Server(uvicorn.Server):
-    """Serves `app` on `listener`, which it owns from now on, until a signal comes.
+    """Serves `app` on `listener`, a stream socket that listens, which it owns from now on, until a
+    signal comes.
 
     Whoever connects is let in: where too many are connected, those that came first are hung up on.
     So nobody who sends half of a request, or reads no answer, keeps others out for longer.
@@ -55,8 +56,7 @@ class Server(uvicorn.Server):
         self._crowded = Episode()
 
     async def run_until_signal(self) -> None:
-        """Serve. OSError if the listener is none, or none any more."""
-        self._listener.listen()
+        """Serve. OSError if the listener is none any more."""
         await self.serve(sockets=[])
 
     @contextmanager

@@ -17,6 +17,8 @@ class Contact(StrEnum):
     ANSWERED = "answered"
     ABSENT = "absent"
     """Nobody listens."""
+    STARTING = "starting"
+    """Nobody listens yet, but its daemon runs."""
     STUCK = "stuck"
     """It took the question and says nothing."""
     FAULTY = "faulty"
@@ -174,7 +176,7 @@ def complaint(snapshot: Snapshot) -> str:
     match snapshot.contact:
         case Contact.ANSWERED:
             return _state_complaint(snapshot)
-        case Contact.ABSENT:
+        case Contact.ABSENT | Contact.STARTING:
             return _unit_complaint(snapshot.unit) or snapshot.problem
         case Contact.STUCK:
             return _unit_complaint(snapshot.unit) or snapshot.problem or _silence(snapshot)

@@ -24,7 +24,7 @@ from tests.checkpoints import llama
 from tests.docs.blocks import ROOT
 from tests.docs.test_blocks import options
 from tests.docs.test_host import setuptools
-from tests.system.conftest import impossible
+from tests.needs import impossible
 from tests.system.installed import _SYSTEM_PYTHON
 
 FOLDER = ROOT / "packaging/container"

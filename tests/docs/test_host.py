@@ -16,8 +16,8 @@ from tests.checkpoints import llama
 from tests.docs import where
 from tests.docs.blocks import ROOT
 from tests.docs.running import Runner
+from tests.needs import impossible
 from tests.system import installed
-from tests.system.conftest import impossible
 from tests.system.host import Host, rank
 from tests.system.machine import NoMachine, Plan, booted
 

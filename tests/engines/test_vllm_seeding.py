@@ -6,10 +6,9 @@ or only unpacked. Nothing of that is imported in this process.
 
 import hashlib
 import os
-import socket
 import subprocess
 import sys
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -28,6 +27,7 @@ from preloadd.warmup.seeding.tables import TableKind, TableWanted, install_all
 from preloadd.warmup.table import Entry, Table
 from preloadd.warmup.verdict import FIELDS
 from tests.engines.vllm_seeding_peer import FINGERPRINT
+from tests.ports import free_port
 
 TREE = os.environ.get("PRELOADD_TEST_VLLM_SEEDING", "")
 PEER = Path(__file__).with_name("vllm_seeding_peer.py")
@@ -62,9 +62,7 @@ def anyio_backend():
 @pytest.fixture
 def port():
     assert Path(TREE, SEED).is_file(), f"{TREE} has no {SEED}"
-    with closing(socket.socket()) as sock:
-        sock.bind((HERE, 0))
-        return sock.getsockname()[1]
+    return free_port()
 
 
 @pytest.fixture

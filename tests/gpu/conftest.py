@@ -8,19 +8,18 @@ all memory in use is somebody's who is told of.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from bench.gpu.child import Child, prepare
-from preloadd.domain.settings import Memory
 from tests.gpu import device
 from tests.gpu.inside import engine as inside
 from tests.gpu.models import mixed
-from tests.process.conftest import Manage, Manager, managing
+from tests.gpu.ranks import managing_gpu, python_path
+from tests.manager import Manage, Manager, managing
 
 HERE = Path(__file__).parent
 
@@ -74,39 +73,6 @@ def gpu() -> str:
 def environ() -> dict[str, str]:
     """What daemons are started with."""
     return {**os.environ, "PYTHONPATH": python_path()}
-
-
-def python_path() -> str:
-    """Where this process finds packages that are not installed, first of all preloadd."""
-    root = str(HERE.parents[1])
-    return os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
-
-
-def managing_gpu(manage: Manage, gpu: str) -> Manage:
-    """Like `manage`, with ranks on a GPU."""
-
-    def made(
-        model: Path, *, rank: Mapping[str, Any] | None = None, start: bool = True, **more: Any
-    ) -> Manager:
-        settings = {"instance": gpu, **(rank or {})}
-        chosen = {"memory": Memory.CUDA, "chunk_bytes": 4 << 30, **more}
-        manager = manage(model, rank=settings, **chosen)
-        manager.environ["PYTHONPATH"] = python_path()
-        if start:
-            manager.start()
-            manager.ready()
-        return manager
-
-    return made
-
-
-def attached(engine: Child, rank: Manager, **options: Any) -> int:
-    """Attach in a process of its own; returns once that survives the rank's death."""
-    model = rank.settings.model.path
-    number = engine(inside.attach, model, socket_path=str(rank.socket), **options)
-    held = rank.status().lease_count
-    rank.until(lambda: len(rank.leases) >= held, "parked lease")
-    return number
 
 
 @pytest.fixture

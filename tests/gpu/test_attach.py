@@ -13,11 +13,12 @@ import pytest
 from bench.gpu.child import Child, Raised
 from bench.gpu.meter import NOTHING
 from tests.gpu import device
-from tests.gpu.conftest import attached
 from tests.gpu.inside import engine as inside
 from tests.gpu.inside import memory
 from tests.gpu.models import marked
-from tests.process.conftest import Manage, Manager, eventually
+from tests.gpu.ranks import attached
+from tests.manager import Manage, Manager
+from tests.waiting import eventually
 
 CUDA_ERRORS = re.compile(r"CUDA|illegal|access|fault", re.IGNORECASE)
 

@@ -18,10 +18,10 @@ from preloadd.domain.settings import Warmup
 from preloadd.warmup.names import OVERRIDE, TableName
 from preloadd.warmup.table import parse
 from preloadd.warmup.verdict import unknown_fields
-from tests.gpu.conftest import python_path
+from tests import waiting
 from tests.gpu.inside import engine as inside
-from tests.process import conftest
-from tests.process.conftest import Manage, Manager
+from tests.gpu.ranks import python_path
+from tests.manager import Manage, Manager
 
 pytestmark = [
     pytest.mark.skipif(find_spec("flashinfer") is None, reason="FlashInfer is not installed"),
@@ -44,7 +44,7 @@ def one_layer(tmp_path_factory: pytest.TempPathFactory, dtype: str) -> Path:
 @pytest.fixture
 def tuning(rank_on: Manage, one_layer: Path, tmp_path: Path, monkeypatch) -> Iterator:
     """Starts a rank that tunes into `tmp_path`; kernels may have to be compiled first."""
-    monkeypatch.setattr(conftest, "PATIENCE_S", 600.0)
+    monkeypatch.setattr(waiting, "PATIENCE_S", 600.0)
 
     def start() -> Manager:
         manager = rank_on(one_layer, rank={"warmup": Warmup(autotune=True)}, start=False)

@@ -9,10 +9,10 @@ import pytest
 
 from bench.gpu.child import Child
 from preloadd.domain.settings import Reader
-from tests.gpu.conftest import attached
 from tests.gpu.inside import engine as inside
 from tests.gpu.models import marked
-from tests.process.conftest import Manage
+from tests.gpu.ranks import attached
+from tests.manager import Manage
 
 NBYTES = 512 << 20
 

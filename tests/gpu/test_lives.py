@@ -11,10 +11,11 @@ from pathlib import Path
 from bench.daemon import start_s
 from bench.gpu.child import Child
 from tests.gpu import device
-from tests.gpu.conftest import attached
 from tests.gpu.inside import engine as inside
 from tests.gpu.models import marked
-from tests.process.conftest import Manage, Manager, eventually
+from tests.gpu.ranks import attached
+from tests.manager import Manage, Manager
+from tests.waiting import eventually
 
 NBYTES = 1 << 30
 TENSORS = 32

@@ -17,7 +17,7 @@ from tests.gpu import device
 from tests.gpu.inside import engine as inside
 from tests.gpu.inside import memory
 from tests.gpu.models import marked
-from tests.process.conftest import Manage, Manager
+from tests.manager import Manage, Manager
 
 ELSEWHERE = "GPU-00000000-0000-0000-0000-000000000000"
 

@@ -19,7 +19,8 @@ from preloadd.weights.checkpoint import open_checkpoint
 from tests.gpu import device
 from tests.gpu.inside import engine as inside
 from tests.gpu.models import marked
-from tests.process.conftest import Manage, eventually
+from tests.manager import Manage
+from tests.waiting import eventually
 
 Run = Callable[..., Group]
 NO_DEVICE = EXIT_STATUS[ErrorCode.NO_DEVICE]

@@ -8,7 +8,7 @@ import pytest
 
 from bench.gpu.child import Child
 from tests.gpu.inside import engine as inside
-from tests.process.conftest import Manage
+from tests.manager import Manage
 
 
 @pytest.fixture

@@ -10,7 +10,8 @@ from bench.gpu.meter import NOTHING
 from preloadd.domain.settings import Seeding
 from tests.gpu import device
 from tests.gpu.inside import engine as inside
-from tests.process.conftest import Manage, eventually
+from tests.manager import Manage
+from tests.waiting import eventually
 from tests.weights_peers import checkpoint, free_place, slow_disk, token_file
 
 SLOW_S = 8.0

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import socket
 import sys
 import tempfile
 import time
@@ -25,6 +24,7 @@ from bench.gpu.report import Report
 from tests.checkpoints import CONFIG, llama
 from tests.gpu import device
 from tests.gpu.inside import engine, worker
+from tests.ports import free_port
 
 RANKS = (0, 1)
 LARGER = {
@@ -193,13 +193,6 @@ def together(workers: Sequence[Child], what: Callable[[int], tuple[Any, ...]]) -
     for rank, each in enumerate(workers):
         each.begin(*what(rank))
     return [each.result() for each in workers]
-
-
-def free_port() -> int:
-    """A TCP port that nobody listens at."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return sock.getsockname()[1]
 
 
 if __name__ == "__main__":

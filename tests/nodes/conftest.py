@@ -6,72 +6,17 @@ fail.
 
 from __future__ import annotations
 
-import os
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
 
 from bench.demo.model import make_model
 from tests.checkpoints import MOE, llama
+from tests.needs import impossible
+from tests.nodes.cluster import Cluster
 from tests.nodes.hosts import Network, NoHosts
-from tests.nodes.node import PORT, Node
-
-GONE_S = 2.0
-"""How long the kernel may take to do away with what has ended."""
-
-
-class Cluster:
-    """Hosts, and a node of one group on each: not started, until it is asked for.
-
-    `limits` are deadlines of its ranks.
-    """
-
-    def __init__(
-        self, network: Network, owned: ExitStack, model: Path, limits: dict[str, float]
-    ) -> None:
-        self.network = network
-        self.hosts = network.hosts
-        self._owned = owned
-        self._model = model
-        self._limits = limits
-
-    def start(self, number: int, *flags: str, **more) -> Node:
-        """Start the node of this number, as `Node` is made."""
-        count, meeting = len(self.hosts), self.hosts[0].address
-        where = ["--nnodes", str(count), "--node-rank", str(number)]
-        where += ["--master-addr", meeting, "--weight-cache-master-port", str(PORT)]
-        return self.start_at(number, *where, *flags, **more)
-
-    def start_at(
-        self,
-        number: int,
-        *flags: str,
-        model: Path | None = None,
-        limits: Mapping[str, float] = {},
-        **more,
-    ) -> Node:
-        """The same with flags of its own for where it stands."""
-        limits = {**self._limits, **limits}
-        node = Node(self.hosts[number], model or self._model, *flags, limits=limits, **more)
-        return self._owned.enter_context(node)
-
-    def start_all(self, *flags: str, **more) -> list[Node]:
-        """Start every node, and wait until all serve."""
-        nodes = [self.start(number, *flags, **more) for number in range(len(self.hosts))]
-        for node in nodes:
-            node.serving()
-        return nodes
-
-    def clean(self) -> None:
-        """Wait until nothing is left on any host that has power; fails if something is."""
-        until = time.monotonic() + GONE_S
-        while left := "; ".join(filter(None, (host.left for host in self.hosts))):
-            assert time.monotonic() < until, f"left behind: {left}"
-            time.sleep(0.02)
 
 
 @pytest.fixture
@@ -105,12 +50,6 @@ def experts(tmp_path: Path) -> Path:
 def smollm2() -> Path:
     """The demo model's folder."""
     return make_model()
-
-
-def impossible(why: str) -> NoReturn:
-    if os.environ.get("CI"):
-        pytest.fail(f"this is needed under CI: {why}", pytrace=False)
-    pytest.skip(why)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -13,17 +13,16 @@ from pathlib import Path
 
 import msgspec
 
-import preloadd
 from preloadd.domain.ids import Instance
 from preloadd.domain.placement import Placement
 from preloadd.errors import PreloadError
 from preloadd.linux.owner import Owner
 from preloadd.protocol.messages import StatusTold
 from preloadd.transport.status import ask_status
+from tests.checkout import ROOT
 from tests.nodes.hosts import PATIENCE_S, Host
 from tests.nodes.shards import Tensors, shard
 
-ROOT = Path(preloadd.__file__).parents[1]
 INSIDE = Path(__file__).with_name("inside")
 PORT = 29600
 LIMITS = {"rendezvous": 20.0}

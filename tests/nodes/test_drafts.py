@@ -14,7 +14,8 @@ from tests.engines.vllm import harness
 from tests.engines.vllm.harness import Missing
 from tests.engines.vllm.test_drafts import eagle, flag, guessing
 from tests.engines.vllm.zoo import Zoo
-from tests.nodes.conftest import Cluster, impossible
+from tests.needs import impossible
+from tests.nodes.cluster import Cluster
 from tests.nodes.node import PORT, Node
 from tests.nodes.shards import Tensors, checkpoint, differing
 

@@ -16,7 +16,7 @@ import pytest
 import preloadd
 from preloadd.domain.placement import Parallel, place
 from tests.checkpoints import llama
-from tests.nodes.conftest import Cluster
+from tests.nodes.cluster import Cluster
 from tests.nodes.hosts import Host
 from tests.nodes.node import PORT, Node
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from bench.demo.model import make_model
+from tests.needs import impossible
 from tests.packaging import builds, root
 from tests.packaging.builds import Build
 from tests.system import demo, installed
-from tests.system.conftest import impossible
 from tests.system.host import Host
 from tests.system.machine import NoMachine, Plan, booted
 from tests.system.newer import NotToBeHad

@@ -15,7 +15,8 @@ import pytest
 from preloadd.domain.lifecycle import State
 from preloadd.domain.settings import Access
 from preloadd.protocol import messages as m
-from tests.process.conftest import ROOT, Manage, Manager
+from tests.checkout import ROOT
+from tests.manager import Manage, Manager
 
 NOBODY = 65534
 OTHER = 54320

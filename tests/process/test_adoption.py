@@ -22,7 +22,8 @@ from preloadd.linux.memfd import sealed_bytes
 from preloadd.memory.host import HostFiller
 from preloadd.protocol import messages as m
 from tests.checkpoints import SHARDS, llama, rewrite, save, sparse, stored, tensors
-from tests.process.conftest import Manager, content
+from tests.leases import content
+from tests.manager import Manager
 
 
 def assert_adopted(manager: Manager, generation: str, *phases: str) -> None:

@@ -21,8 +21,11 @@ from preloadd.errors import AttachError, ErrorCode, Unavailable
 from preloadd.linux import seqpacket
 from preloadd.protocol import codec
 from preloadd.protocol import messages as m
+from tests.checkout import ROOT
 from tests.checkpoints import stored
-from tests.process.conftest import ROOT, Manager, content, eventually
+from tests.leases import content
+from tests.manager import Manager
+from tests.waiting import eventually
 
 MANY = 30
 

@@ -15,7 +15,8 @@ import pytest
 from preloadd.domain.placement import Parallel, Placement
 from preloadd.domain.settings import Deadlines, Digest
 from tests.checkpoints import CONFIG, INDEX, SHARDS, llama, save, sparse, stored, tensors
-from tests.process.conftest import Manage, Manager, eventually
+from tests.manager import Manage, Manager
+from tests.waiting import eventually
 
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 12\n"
 OF_TWO = Placement(Parallel(tensor=2), tensor_rank=1)

@@ -31,9 +31,11 @@ from preloadd.linux.fds import OwnedFd
 from preloadd.memory.host import HostFiller, HostMapper
 from preloadd.protocol import codec, payload
 from preloadd.protocol import messages as m
+from tests.checkout import ROOT
 from tests.checkpoints import stored
+from tests.leases import content
 from tests.listening import listen
-from tests.process.conftest import ROOT, Manager, content
+from tests.manager import Manager
 
 NOBODY = 65534
 

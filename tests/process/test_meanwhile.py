@@ -19,7 +19,9 @@ from preloadd.linux.notify import SEND_S
 from preloadd.memory.host import HostMapper
 from preloadd.protocol import messages as m
 from tests.checkpoints import SHARDS, stored
-from tests.process.conftest import Manage, Manager, content, eventually
+from tests.leases import content
+from tests.manager import Manage, Manager
+from tests.waiting import eventually
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 
 from preloadd.domain.lifecycle import State
 from preloadd.domain.settings import Access
-from tests.process.conftest import Manage, Manager
+from tests.manager import Manage, Manager
 
 NOBODY = 65534
 

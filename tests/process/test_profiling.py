@@ -13,7 +13,9 @@ from preloadd.domain.settings import Deadlines
 from preloadd.engine.client import Attachment
 from preloadd.protocol import messages as m
 from tests.checkpoints import SHARDS, stored
-from tests.process.conftest import Manage, Manager, content, eventually
+from tests.leases import content
+from tests.manager import Manage, Manager
+from tests.waiting import eventually
 
 
 def profiling(manager: Manager) -> Attachment:

@@ -15,7 +15,9 @@ import pytest
 from preloadd.domain.lifecycle import State
 from preloadd.domain.settings import Builder, Warmup
 from preloadd.rank.warmup.rehearsal import MODULE
-from tests.process.conftest import ROOT, Manager, eventually
+from tests.checkout import ROOT
+from tests.manager import Manager
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.slow]
 

@@ -4,7 +4,7 @@ import os
 import signal
 import socket
 import time
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -13,17 +13,12 @@ from preloadd.domain.placement import Parallel, place
 from preloadd.domain.settings import Deadlines, Digest, Rendezvous
 from preloadd.protocol import messages as m
 from tests.checkpoints import SHARDS, llama, rewrite, stored
-from tests.process.conftest import PATIENCE_S, Manager, content, eventually
+from tests.leases import content
+from tests.manager import Manager
+from tests.waiting import PATIENCE_S, eventually
 
 DISAGREE = 80
 SILENCE_S = 2.0
-
-
-@pytest.fixture
-def port() -> int:
-    with closing(socket.socket()) as sock:
-        sock.bind(("127.0.0.1", 0))
-        return sock.getsockname()[1]
 
 
 @pytest.fixture

@@ -15,7 +15,9 @@ from preloadd.errors import ErrorCode, Mismatch, Unavailable
 from preloadd.protocol import messages as m
 from preloadd.transport.blocking import Client
 from tests.checkpoints import SHARDS, llama, stored
-from tests.process.conftest import Manager, content, eventually
+from tests.leases import content
+from tests.manager import Manager
+from tests.waiting import eventually
 
 
 def watch(manager: Manager, undo: contextlib.ExitStack) -> Client:

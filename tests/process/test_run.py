@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-import preloadd
 from preloadd.domain.ids import device_id
 from preloadd.domain.lifecycle import State
 from preloadd.domain.placement import Parallel, Placement, place
@@ -24,10 +23,11 @@ from preloadd.linux.fds import OwnedFd
 from preloadd.memory.host import HostMapper
 from preloadd.protocol.messages import Reason, StatusTold
 from preloadd.transport.status import ask_status
+from tests.checkout import ROOT
 from tests.checkpoints import MOE, llama, stored
-from tests.process.conftest import PATIENCE_S, content, eventually
+from tests.leases import content
+from tests.waiting import PATIENCE_S, eventually
 
-ROOT = Path(preloadd.__file__).parents[1]
 HEADS = 64 * 64 * 2
 """Bytes of all queries' weights of a layer."""
 

@@ -12,20 +12,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-import preloadd
 from preloadd.config.tokens import VARIABLE
 from preloadd.transport.status import ask_status
 from preloadd.warmup.seeding import messages as m
 from preloadd.warmup.seeding.frames import framed
 from tests.certificates import authority, certificate, key_of
-from tests.process.conftest import PATIENCE_S
+from tests.checkout import ROOT
+from tests.waiting import PATIENCE_S
 
-ROOT = Path(preloadd.__file__).parents[1]
 TOKEN = "plt_hunter2-hunter2"
 FIELDS = {"config_hash": "ab" * 32, "dp_rank": 0, "rank": 0}
 HERE = "127.0.0.1"
@@ -95,13 +94,6 @@ def launch(tmp_path: Path, model: Path) -> Iterator[Callable[..., Launcher]]:
             return launcher
 
         yield launch
-
-
-@pytest.fixture
-def port() -> int:
-    with closing(socket.socket()) as sock:
-        sock.bind((HERE, 0))
-        return sock.getsockname()[1]
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from preloadd.protocol import messages as m
 from preloadd.warmup.seeding import messages as seeding
 from preloadd.warmup.seeding.frames import framed
 from preloadd.warmup.seeding.weights import STREAM, TICKET_S, digest_of, stream_fields
-from tests.process.conftest import eventually
+from tests.waiting import eventually
 from tests.weights_peers import (
     HERE,
     TOKEN,
@@ -50,13 +50,6 @@ def generation(settings, tmp_path_factory):
     made = loaded(settings, tmp_path_factory.mktemp("cache"))
     yield made
     made.close()
-
-
-@pytest.fixture
-def port():
-    with closing(socket.socket()) as sock:
-        sock.bind((HERE, 0))
-        return sock.getsockname()[1]
 
 
 @pytest.fixture

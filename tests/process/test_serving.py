@@ -12,7 +12,8 @@ import pytest
 
 from preloadd.domain.lifecycle import State
 from tests.checkpoints import SHARDS, sparse, stored
-from tests.process.conftest import Manage, Manager, content
+from tests.leases import content
+from tests.manager import Manage, Manager
 
 HEAVY = {"torch", "numpy", "fastapi", "pydantic", "uvicorn", "transformers", "rich", "typer"}
 MAX_RSS_KIB = 60 << 10

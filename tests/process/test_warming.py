@@ -24,11 +24,13 @@ from preloadd.warmup.names import OVERRIDE, TableName
 from preloadd.warmup.seeding.kinds import Outcome
 from preloadd.warmup.seeding.tables import TableWanted
 from preloadd.warmup.table import parse
+from tests import waiting
+from tests.checkout import ROOT
 from tests.checkpoints import SHARDS
-from tests.process import conftest
-from tests.process.conftest import ROOT, Manager, eventually
+from tests.manager import Manager
 from tests.tuned import H200
 from tests.tuning_loader import TABLE
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.slow]
 
@@ -47,13 +49,6 @@ sys.addaudithook(hang)
 """
 """What a disk does in a rank that imports this first: who opens what is on it waits for ever, while
 there is a FIFO."""
-
-
-@pytest.fixture
-def port() -> int:
-    with closing(socket.socket()) as sock:
-        sock.bind(("127.0.0.1", 0))
-        return sock.getsockname()[1]
 
 
 @pytest.fixture
@@ -303,7 +298,7 @@ def test_a_load_that_waits_for_a_disk_ends_when_it_is_asked_to(hanging, model):
 @pytest.mark.timeout(600)
 def test_flashinfer_itself_tunes_in_a_loader_of_a_rank(tuning, tmp_path, monkeypatch):
     """It takes long to import."""
-    monkeypatch.setattr(conftest, "PATIENCE_S", 240.0)
+    monkeypatch.setattr(waiting, "PATIENCE_S", 240.0)
     manager = tuning("flashinfer")
     (line,) = manager.status().warmup
     assert line.startswith("tables: tuned 21 entries in ")

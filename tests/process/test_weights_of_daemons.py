@@ -6,7 +6,8 @@ from preloadd.domain.lifecycle import State
 from preloadd.domain.settings import Seeding
 from preloadd.protocol import messages as m
 from tests.checkpoints import stored
-from tests.process.conftest import content, eventually
+from tests.leases import content
+from tests.waiting import eventually
 from tests.weights_peers import TOKEN, free_place, slow_disk, token_file
 
 

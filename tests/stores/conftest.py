@@ -6,13 +6,11 @@ told to provide for both, they fail.
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
 
@@ -20,6 +18,7 @@ from preloadd.warmup.stores.chain import Stores
 from preloadd.warmup.stores.mooncake_config import read_config
 from preloadd.warmup.stores.mooncake_store import MooncakeStore
 from preloadd.warmup.stores.worker import Worker
+from tests.needs import impossible
 from tests.stores.namespace import NoNetwork, own_network
 from tests.stores.servers import Mooncake
 
@@ -65,12 +64,6 @@ def opened() -> Iterator[Callable[[Mooncake], Stores]]:
             return Stores([worker])
 
         yield make
-
-
-def impossible(why: str) -> NoReturn:
-    if os.environ.get("CI"):
-        pytest.fail(f"this is needed under CI: {why}", pytrace=False)
-    pytest.skip(why)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

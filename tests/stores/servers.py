@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import time
 from contextlib import ExitStack, suppress
@@ -14,6 +13,7 @@ from pathlib import Path
 from urllib.request import urlopen
 
 from preloadd.linux.owner import Owner
+from tests.ports import free_port
 
 PATIENCE_S = 20.0
 _LISTENING = "0A"
@@ -132,12 +132,6 @@ class Mooncake(Owner):
             enable_http_server="true",
             http_port=http,
         )
-
-
-def free_port() -> int:
-    """One that nobody has; in a network of one's own nobody will take it meanwhile either."""
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return int(found.getsockname()[1])
 
 
 def listening(process: int | str = "thread-self") -> set[int]:

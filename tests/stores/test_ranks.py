@@ -9,8 +9,10 @@ import pytest
 from preloadd.domain.lifecycle import State
 from preloadd.domain.settings import Warmup
 from preloadd.warmup.names import OVERRIDE
+from tests.checkout import ROOT
 from tests.checkpoints import llama
-from tests.process.conftest import ROOT, eventually, managing
+from tests.manager import managing
+from tests.waiting import eventually
 
 DEADLINE_S = 5.0
 SLACK_S = 1.0

@@ -7,8 +7,8 @@ fail.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -16,12 +16,12 @@ from types import MappingProxyType
 import pytest
 
 from tests.checkpoints import llama
+from tests.needs import impossible
 from tests.system import installed, newer
-from tests.system.host import Host
+from tests.system.host import Boot, Host
 from tests.system.machine import NoMachine, Plan, booted
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "preloadd-tests"
-Boot = Callable[..., AbstractContextManager[Host]]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -37,7 +37,7 @@ def systemd(request: pytest.FixtureRequest) -> list[Path]:
     try:
         return [newer.layer(CACHE)] if request.param == "newer" else []
     except newer.NotToBeHad as error:
-        return impossible(str(error))
+        impossible(str(error))
 
 
 @pytest.fixture(scope="session")
@@ -100,9 +100,3 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for path in (folder.parent, folder, model, *model.iterdir()):
         path.chmod(path.stat().st_mode | 0o755)
     return model
-
-
-def impossible(why: str) -> list[Path]:
-    if os.environ.get("CI"):
-        pytest.fail(f"machines are needed under CI: {why}", pytrace=False)
-    pytest.skip(why)

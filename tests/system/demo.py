@@ -11,8 +11,7 @@ from typing import Any, Self
 
 from bench.demo.model import make_model
 from tests.system import installed
-from tests.system.conftest import Boot
-from tests.system.host import Host
+from tests.system.host import Boot, Host
 
 MODEL = "/srv/demo"
 A = ("CPU-0", "CPU-1")

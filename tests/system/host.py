@@ -6,6 +6,7 @@ import json
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from preloadd.protocol.messages import StatusTold
@@ -137,3 +138,7 @@ def rank(instance: str) -> str:
 def group(name: str) -> str:
     """The unit of a group."""
     return f"preloadd-group@{name}.target"
+
+
+Boot = Callable[..., AbstractContextManager[Host]]
+"""Boots a machine with preloadd, which is gone after the `with`: what it takes says the fixture."""

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.system import installed
-from tests.system.conftest import Boot
-from tests.system.host import HEALTH, Host, rank
+from tests.system.host import HEALTH, Boot, Host, rank
 
 A = ("CPU-0", "CPU-1")
 B = ("CPU-2",)

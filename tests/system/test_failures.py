@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.system import demo
-from tests.system.conftest import Boot
 from tests.system.demo import A, B, Engine
-from tests.system.host import Host, group, rank
+from tests.system.host import Boot, Host, group, rank
 
 BACK_S = 3.0
 """How long a group may be down whose ranks obey SIGTERM."""

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.system import installed
-from tests.system.conftest import Boot
-from tests.system.host import Host, group
+from tests.system.host import Boot, Host, group
 
 A = ("CPU-0", "CPU-1")
 B = ("CPU-2",)

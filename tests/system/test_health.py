@@ -9,9 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.system import demo
-from tests.system.conftest import Boot
 from tests.system.demo import A, B
-from tests.system.host import Host, rank
+from tests.system.host import Boot, Host, rank
 
 REQUESTS = 10_000
 RATE = 200

@@ -8,9 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.system import demo
-from tests.system.conftest import Boot
 from tests.system.demo import A, B, Engine
-from tests.system.host import Host
+from tests.system.host import Boot, Host
 
 ALL = (*A, *B)
 

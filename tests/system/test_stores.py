@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from importlib.util import find_spec
 
+from tests.needs import impossible
 from tests.stores.servers import MASTER, listening
 from tests.system import installed
-from tests.system.conftest import Boot, impossible
-from tests.system.host import Host, rank
+from tests.system.host import Boot, Host, rank
 
 UNIT = rank("CPU-0")
 SCRIPT = f"/usr/bin/preloadd-python {installed.TESTS}/inside/stores.py"

@@ -7,8 +7,7 @@ import re
 import pytest
 
 from tests.system import installed
-from tests.system.conftest import Boot
-from tests.system.host import DRAFTED, Host, rank
+from tests.system.host import DRAFTED, Boot, Host, rank
 
 SERVICES = [unit.name for unit in installed.UNITS if unit.suffix == ".service"]
 INSTANCES = {"preloadd@.service": "CPU-0"}

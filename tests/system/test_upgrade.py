@@ -10,9 +10,8 @@ import pytest
 
 import preloadd
 from tests.system import demo
-from tests.system.conftest import Boot
 from tests.system.demo import A, B
-from tests.system.host import Host, group, rank
+from tests.system.host import Boot, Host, group, rank
 
 ALL = (*A, *B)
 UNIT = "/usr/lib/systemd/system/preloadd@.service"

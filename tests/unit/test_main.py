@@ -4,14 +4,13 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 import preloadd
 from preloadd.__main__ import COMMANDS, hint, usage
+from tests.checkout import ROOT
 
-ROOT = Path(preloadd.__file__).parents[1]
 PROBE = """\
 import json, os, sys
 

@@ -12,7 +12,6 @@ import logging
 import os
 import select
 import signal
-import socket
 import sys
 import threading
 import time
@@ -23,8 +22,7 @@ from preloadd.domain.settings import Memory, RankSettings
 from preloadd.errors import ConfigError, LoaderFailed, PreloadError
 from preloadd.linux import logs
 from preloadd.linux.passed import inherited
-from preloadd.loader.report import Reporter
-from preloadd.protocol.messages import LINK
+from preloadd.loader.report import Reporter, passed_link
 from preloadd.transport.blocking import Link
 
 log = logging.getLogger("preloadd.rehearsal")
@@ -45,17 +43,14 @@ _FAILED = 1
 def main() -> int:
     """Start the engine that the rank orders, have it say one token, and end it."""
     logs.configure("INFO", os.environ, identifier=IDENTIFIER)
-    passed = inherited(os.environ, os.getpid()).get(LINK, [])
-    if len(passed) != 1:
-        log.error("this engine is started by a rank, which passes it a socket to talk over")
+    link = passed_link(inherited(os.environ, os.getpid()), "this engine")
+    if link is None:
         return ConfigError().exit_status
-    sock = socket.socket(fileno=passed[0].take())
-    link = Link(sock)
     reporter = Reporter(link, clock=time.monotonic)
     signal.signal(signal.SIGTERM, _leave)
     try:
         settings = reporter.order().settings
-        threading.Thread(target=_end_with, args=(sock,), daemon=True).start()
+        threading.Thread(target=_end_with, args=(link,), daemon=True).start()
         _rehearse(settings, reporter)
     except PreloadError as error:
         return _tell(reporter, error)
@@ -105,7 +100,7 @@ def _leave(number: int, _: object) -> NoReturn:
     raise SystemExit(128 + number)
 
 
-def _end_with(link: socket.socket) -> None:
+def _end_with(link: Link) -> None:
     """Wait until the rank hangs up, which it does at its end only; then end all of this engine."""
     waiting = select.poll()
     waiting.register(link, select.POLLRDHUP)

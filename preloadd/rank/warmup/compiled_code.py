@@ -134,9 +134,10 @@ class CompiledCode:
 
     async def work(self) -> None:
         """Give what was made to the stores, and look at times whether engines use what was
-        installed, for as long as the daemon lives."""
+        installed, for as long as the daemon lives. What others were told of since the last look is
+        given again: a store that was emptied has none, and whoever is told asks no other source."""
         while True:
-            if self._due.is_set():
+            if self._due.is_set() or self.kind.has_told():
                 self._due = anyio.Event()
                 await self._give()
             self.settled.set()

@@ -35,6 +35,7 @@ class CompileKind:
 
     def __init__(self) -> None:
         self._payloads: dict[str, bytes] = {}
+        self._told = False
 
     @property
     def name(self) -> str:
@@ -50,7 +51,17 @@ class CompileKind:
         config_hash = fields.get(_HASH)
         if not isinstance(config_hash, str) or not is_config_hash(config_hash):
             raise ProtocolViolation(INVALID_HASH)
-        return self._payloads.get(config_hash)
+        payload = self._payloads.get(config_hash)
+        self._told = self._told or payload is not None
+        return payload
+
+    def has_told(self) -> bool:
+        """Whether since the last time that this was called somebody was told of a bundle, who then
+        looks for it in a store."""
+        if not self._told:
+            return False
+        self._told = False
+        return True
 
 
 @dataclass(frozen=True, slots=True)

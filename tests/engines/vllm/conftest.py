@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,6 +12,7 @@ from bench.daemon import Daemon, Group
 from tests.engines.vllm import harness
 from tests.engines.vllm.harness import Engine, Missing
 from tests.engines.vllm.zoo import ARCHITECTURES, Zoo
+from tests.needs import impossible
 
 
 @pytest.fixture(scope="session")
@@ -21,9 +21,7 @@ def vllm_python() -> Path:
     try:
         python = harness.vllm_python()
     except Missing as missing:
-        if os.environ.get("CI"):
-            pytest.fail(f"vLLM is needed under CI: {missing}", pytrace=False)
-        pytest.skip(str(missing))
+        impossible(f"vLLM: {missing}")
     harness.prepare(python, ARCHITECTURES)
     return python
 

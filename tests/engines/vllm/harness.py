@@ -17,11 +17,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import preloadd
 from bench.daemon import Daemon, Group
 from preloadd.linux.owner import Owner
+from tests.checkout import ROOT
 
-ROOT = Path(preloadd.__file__).parents[1]
 VENV = "PRELOADD_TEST_VLLM_VENV"
 """Environment: the virtual environment with vLLM, from the root of the repository."""
 

@@ -1,7 +1,6 @@
 """A compile cache of a real vLLM, taken to a root that has none, and used there."""
 
 import json
-import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -15,15 +14,14 @@ from preloadd.warmup.bundles.index import listing, recalled
 from preloadd.warmup.bundles.usage import Use, compiled, judge
 from preloadd.warmup.stores.opening import open_stores
 from tests.engines.vllm import harness
+from tests.needs import impossible
 
 
 @pytest.fixture
 def compiler() -> None:
     """What torch compiles with. Where there is none, tests are skipped; under CI they fail."""
     if shutil.which("g++") is None:
-        if os.environ.get("CI"):
-            pytest.fail("g++ is needed under CI", pytrace=False)
-        pytest.skip("there is no g++")
+        impossible("there is no g++")
 
 
 class Run(NamedTuple):

@@ -2,7 +2,6 @@
 
 import json
 import signal
-import socket
 import time
 import urllib.error
 import urllib.request
@@ -10,6 +9,7 @@ import urllib.request
 import pytest
 
 from tests.engines.vllm.harness import PROMPTS, TOKENS, Process, attaching, environ
+from tests.ports import free_port
 
 pytestmark = pytest.mark.slow
 
@@ -40,12 +40,6 @@ def serve(vllm_python, tmp_path):
 def several_processes(python):
     """As without a test: the engine in processes of its own."""
     return environ(python, VLLM_ENABLE_V1_MULTIPROCESSING="1")
-
-
-def free_port():
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return sock.getsockname()[1]
 
 
 def wait_healthy(process, address):

@@ -7,7 +7,7 @@ from preloadd.admin.check import Report, check
 from preloadd.admin.report import as_json, complaints, summary
 from preloadd.config.host import survey
 from tests.checkpoints import llama
-from tests.unit.admin.conftest import ME
+from tests.unit.admin.host import ME
 
 
 def look(host) -> Report:
@@ -192,8 +192,8 @@ def test_a_draft_that_stays_out_of_memory_is_noted(host, method, more, told):
 def test_unknown_users_and_groups(host):
     host.group(more='[access]\nusers = ["nobody-at-all"]\ngroups = ["none-such"]\n')
     found = faults(host)
-    assert "groups.d/a.toml: access: there is no group 'none-such'" in found[0]
-    assert "groups.d/a.toml: access: there is no user 'nobody-at-all'" in found[1]
+    assert "groups.d/a.toml: access.groups: there is no group 'none-such'" in found[0]
+    assert "groups.d/a.toml: access.users: there is no user 'nobody-at-all'" in found[1]
 
 
 def test_unknown_daemon_user_is_told_by_its_file(host):
@@ -313,15 +313,31 @@ def test_a_model_that_ranks_cannot_hold_between_them(host):
     gpus = '["CPU-0", "CPU-1", "CPU-2"]'
     file = host.group(gpus=gpus, more="[parallel]\ntensor_parallel_size = 3\n")
     (fault,) = look(host).faults
-    assert (fault.origin, fault.key) == (str(file), "parallel")
+    assert (fault.origin, fault.key) == (str(file), "parallel.tensor_parallel_size")
     assert "attention heads do not divide by 3" in fault.text
     assert fault.text.endswith("(change the sizes)")
+
+
+def test_what_does_not_work_here_is_told_at_the_file_that_says_it(host):
+    gpus = '["CPU-0", "CPU-1", "CPU-2"]'
+    said = '[parallel]\ntensor_parallel_size = 3\n[access]\ngroups = ["none-such"]\n'
+    file = host.group(gpus=gpus, more=said)
+    dropped = file.with_suffix(".toml.d")
+    dropped.mkdir()
+    more = '[parallel]\nmaster_port = 29700\n[access]\nusers = ["nobody-at-all"]\n'
+    (dropped / "node.toml").write_text(more)
+    found = {fault.key: fault.origin for fault in look(host).faults}
+    assert found == {
+        "access.groups": str(file),
+        "access.users": str(dropped / "node.toml"),
+        "parallel.tensor_parallel_size": str(file),
+    }
 
 
 def test_a_model_of_which_vllms_ranks_cannot_share_the_heads(host):
     more = 'builder = "vllm"\n[parallel]\ntensor_parallel_size = 3\n'
     file = host.group(gpus='["CPU-0", "CPU-1", "CPU-2"]', more=more)
-    (fault,) = [fault for fault in look(host).faults if fault.key == "parallel"]
+    (fault,) = [fault for fault in look(host).faults if fault.key.startswith("parallel")]
     assert fault.origin == str(file)
     assert "attention heads do not divide by 3 tensor-parallel ranks" in fault.text
     assert "sizes that divide them: 1, 2" in fault.text

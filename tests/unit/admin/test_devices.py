@@ -9,7 +9,7 @@ from preloadd.admin.devices import faults
 from preloadd.admin.service import service
 from preloadd.config.files import Document, parse
 from preloadd.config.group import judge
-from tests.unit.admin.conftest import ME
+from tests.unit.admin.host import ME
 
 A, B = (f"GPU-{start}-de77-970d-5f91-576155feee6c" for start in ("53b1d48b", "53b2aaaa"))
 PARTS = [uuid.replace("GPU", "MIG") for uuid in (A, B)]

@@ -17,8 +17,8 @@ from preloadd.admin.environment import Environment, interpreter, look
 from preloadd.admin.plugin import ENTRY_POINT, PACKAGE, closed_above, disable, enable
 from preloadd.admin.service import Service
 from preloadd.errors import ConfigError, InsecurePath
+from tests.checkout import ROOT
 
-ROOT = Path(preloadd.__file__).parents[1]
 RELEASE = f"python{sys.version_info[0]}.{sys.version_info[1]}"
 
 FINDS = """

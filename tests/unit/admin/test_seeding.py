@@ -3,21 +3,19 @@
 import os
 import runpy
 import shutil
-from pathlib import Path
 
 import pytest
 
-import preloadd
 from preloadd.admin.check import check
 from preloadd.config.host import survey
 from preloadd.config.tokens import change_tokens, keep_secret
 from preloadd.domain.tokens import PREFIX, token
 from tests.certificates import authority, certificate, key_of
+from tests.checkout import ROOT
 
 LISTEN = '[seed]\nlisten_host = "127.0.0.1"\nlisten_port = 29700\n'
 ASK = '[seed]\nsource_host = "node-1"\nsource_port = 29700\n'
 SECRET = PREFIX + "a" * 43
-ROOT = Path(preloadd.__file__).parents[1]
 
 
 def told(host):

@@ -4,7 +4,7 @@ import sys
 import pytest
 
 from preloadd.admin.service import PACKAGE_ROOT, service, with_this_package
-from tests.unit.admin.conftest import ME
+from tests.unit.admin.host import ME
 from tests.unit.linux.test_process import eventually, is_gone
 
 ENVIRON = {"PATH": os.environ["PATH"]}

@@ -2,14 +2,12 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-import preloadd
 from preloadd.cli.exits import MEANINGS, Exit
+from tests.checkout import ROOT
 
-ROOT = Path(preloadd.__file__).parents[1]
 COMMON = ROOT / "packaging" / "common"
 
 

@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-import preloadd
 from preloadd.domain.lifecycle import State
+from tests.checkout import ROOT
 
-ROOT = Path(preloadd.__file__).parents[1]
 HEAVY = {"anyio", "asyncio", "fastapi", "torch", "uvicorn", "prometheus_client", "preloadd.config"}
 
 

@@ -12,20 +12,6 @@ import pytest
 
 Write = Callable[..., Path]
 
-GROUP = 'model = "/srv/m"\ngpus = ["CPU-0"]\n'
-
-SPREAD = """
-gpus = ["CPU-{}"]
-model = "/srv/m"
-[parallel]
-tensor_parallel_size = 2
-nnodes = 2
-node_rank = 0
-master_addr = "10.0.0.1"
-weight_cache_master_port = {}
-"""
-"""A group of which this is the first of two nodes: a number and a port are left open."""
-
 
 @pytest.fixture
 def write(tmp_path: Path) -> Write:

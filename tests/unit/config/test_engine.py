@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from preloadd.config.engine import engine_faults, layers_of, members_of, where_written
+from preloadd.config.engine import engine_faults, fault_in, layers_of, members_of
 from preloadd.config.files import Document, Fault, parse
 
 PATH = Path("/etc/preloadd/groups.d/llama.toml")
@@ -29,12 +29,11 @@ def test_sizes_among_the_arguments_are_the_groups():
 
 
 def test_sizes_are_told_of_where_they_are_written():
-    fault = Fault(str(PATH), "parallel.tensor_parallel_size", "is wrong")
-    assert where_written(fault, vllm("-tp = 2")).key == "engine_args.-tp"
+    key = "parallel.tensor_parallel_size"
+    assert fault_in(vllm("-tp = 2"), key, "is wrong").key == "engine_args.-tp"
     own = vllm("-tp = 2", "[parallel]\ntensor_parallel_size = 3")
-    assert where_written(fault, own) == fault
-    other = Fault(str(PATH), "parallel.nodes", "is wrong")
-    assert where_written(other, vllm("-tp = 2")) == other
+    assert fault_in(own, key, "is wrong") == Fault(str(PATH), key, "is wrong")
+    assert fault_in(vllm("-tp = 2"), "parallel.nodes", "is wrong").key == "parallel.nodes"
 
 
 def test_sizes_may_be_said_twice_if_they_are_the_same():

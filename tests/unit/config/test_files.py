@@ -243,10 +243,11 @@ def test_drop_ins_of_a_group_are_laid_over_its_file(tmp_path):
         "engine_args": dropped / "2.toml",
         "revision": groups / "a.toml",
     }
-    assert {key: a.home(key) for key in homes} == {key: str(home) for key, home in homes.items()}
-    assert a.at_home(Fault("", "gpus", "x")) == Fault(str(dropped / "1.toml"), "gpus", "x")
+    found = {key: a.fault(key, "x") for key in homes}
+    assert found == {key: Fault(str(home), key, "x") for key, home in homes.items()}
     assert a.layers.origin(["parallel", "node_rank"]) == str(dropped / "2.toml")
-    assert (b.path, b.table, b.home("x")) == (groups / "b.toml", {}, str(groups / "b.toml"))
+    assert (b.path, b.table, b.written("x")) == (groups / "b.toml", {}, None)
+    assert b.fault("x", "y").origin == str(groups / "b.toml")
 
 
 def test_a_group_is_left_out_with_whatever_of_it_cannot_be_read(tmp_path):

@@ -1,5 +1,6 @@
 """Every fault that a group's file can have, by table."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -493,9 +494,92 @@ def test_faults_are_told_at_the_drop_in_that_has_them():
         (f"{folder}/1.toml", "modelz"),
         (f"{folder}/2.toml", "parallel.node_rank"),
     ]
-    assert told[1].text == "is 2, but nnodes is 2 (give 0 to 1)"
+    assert told[1].text == f"is 2, but nnodes is 2 (give 0 to 1; parallel.nnodes is in {PATH})"
     _, (told,) = judge(laid(NODE, 'digest = "full"'))
     assert (told.origin, told.key) == (str(PATH), "parallel.node_rank")
+
+
+BUILT = 'builder = "vllm"\n'
+HEAD = '{ method = "eagle", model = "/a", num_speculative_tokens = 2 }'
+LISTENS = 'listen_host = "10.0.0.1"\nlisten_port = 9000\n'
+
+
+@pytest.mark.parametrize(
+    ("says", "other", "key", "beside"),
+    [
+        ('memory = "cuda"', 'gpus = ["CPU-0"]', "memory", ["gpus"]),
+        (
+            'layout = "processed"',
+            f'{BUILT}gpus = ["CPU-0"]',
+            "layout",
+            ["builder", "gpus"],
+        ),
+        ('reader = "instanttensor"', BUILT, "reader", ["builder"]),
+        ('reader = "instanttensor"', 'gpus = ["CPU-0"]', "reader", ["gpus"]),
+        ("engine_args = { a = 1 }", 'builder = "native"', "engine_args", ["builder"]),
+        ('draft = { model = "/a" }', 'builder = "native"', "draft", ["builder"]),
+        (
+            f"{BUILT}engine_args = {{ tp = 2 }}",
+            "parallel = { tensor_parallel_size = 1 }",
+            "engine_args.tp",
+            ["parallel.tensor_parallel_size"],
+        ),
+        ('gpus = ["CPU-0"]', f"{BUILT}engine_args = {{ tp = 2 }}", "gpus", ["engine_args.tp"]),
+        (
+            'draft = { model = "/b" }',
+            f"{BUILT}engine_args = {{ speculative-config = {HEAD} }}",
+            "draft.model",
+            ["engine_args.speculative-config"],
+        ),
+        (
+            "parallel = { node_rank = 2 }",
+            "parallel = { nnodes = 2 }",
+            "parallel.node_rank",
+            ["parallel.nnodes"],
+        ),
+        (
+            "parallel = { nnodes = 2 }",
+            "parallel = { tensor_parallel_size = 3 }",
+            "parallel.nnodes",
+            ["parallel.tensor_parallel_size"],
+        ),
+        (
+            "parallel = { data_parallel_start_rank = 2 }",
+            "parallel = { data_parallel_size = 2 }",
+            "parallel.data_parallel_start_rank",
+            ["parallel.data_parallel_size"],
+        ),
+        (
+            "parallel = { weight_cache_master_port = 9000 }",
+            "parallel = { master_port = 9000 }",
+            "parallel.weight_cache_master_port",
+            ["parallel.master_port"],
+        ),
+        (
+            "[seed]\nweights = true",
+            f'[seed]\n{LISTENS}tls_cert = "/c"\ntls_key = "/k"',
+            "seed.weights",
+            ["seed.tls_cert", "seed.tls_key"],
+        ),
+        (
+            "warmup = { trust_bundles = true }",
+            'builder = "native"',
+            "warmup.trust_bundles",
+            ["builder"],
+        ),
+        # Of a key that nobody says, the other end of the contradiction is the place.
+        ("[seed]\nlisten_port = 1", "[seed]\nweights = true", "seed.listen_host", []),
+        ("parallel = { nnodes = 2 }", "parallel = { master_port = 1 }", "parallel.node_rank", []),
+    ],
+)
+def test_each_key_that_a_fault_names_is_told_with_the_file_that_has_it(says, other, key, beside):
+    dropped = PATH.with_suffix(".toml.d") / "1.toml"
+    for texts, here, there in (((says, other), PATH, dropped), ((other, says), dropped, PATH)):
+        [fault] = [one for one in judge(laid(*texts))[1] if one.key == key]
+        assert fault.origin == str(here)
+        assert {*re.findall(r"(\S+) is in (\S+)[,)]", fault.text)} == {
+            (one, str(there)) for one in beside
+        }
 
 
 def test_a_group_has_no_more_ranks_than_can_be():

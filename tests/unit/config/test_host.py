@@ -10,7 +10,7 @@ from preloadd.config.host import HostConfig, HostSettings, environment, load, su
 from preloadd.config.strict import fields_of
 from preloadd.domain.settings import Deadlines
 from preloadd.errors import ConfigError
-from tests.unit.config.conftest import GROUP, SPREAD
+from tests.unit.config.groups import GROUP, SPREAD
 
 
 def faults(folder: Path, environ=None, overrides=None) -> list[str]:
@@ -140,6 +140,9 @@ def test_device_in_two_groups_and_name_of_two_groups(write):
         ["groups.d/b.toml", " gpus"],
     ]
     assert "'a' is the group of groups.d/a.toml" in found[1]
+    folder = write({"groups.d/b.toml": GROUP, "groups.d/b.toml.d/n.toml": 'name = "a"\n'})
+    told = [line.split(":")[:2] for line in faults(folder)]
+    assert ["groups.d/b.toml.d/n.toml", " name"] in told
     assert "CPU-0 is given to the group of groups.d/a.toml" in found[2]
 
 

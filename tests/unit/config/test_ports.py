@@ -3,7 +3,7 @@
 import pytest
 
 from preloadd.config.host import survey
-from tests.unit.config.conftest import SPREAD
+from tests.unit.config.groups import SPREAD
 
 DRAFT = "{method = 'eagle', model = '/srv/d', num_speculative_tokens = 1}"
 
@@ -22,6 +22,23 @@ def test_groups_do_not_meet_where_another_does(write):
         f"{folder}/groups.d/c.toml.d/port.toml: parallel.weight_cache_master_port: is 29601, which "
         f"parallel.weight_cache_master_port of {folder}/groups.d/b.toml uses (give another one)"
     )
+
+
+def test_where_ports_are_said_is_told_of_each(write):
+    drop_in = "[parallel]\nweight_cache_master_port = 29601\n"
+    folder = write(
+        {
+            "preloadd.toml.d/p.toml": "[supervisor]\nport = 9471\n",
+            "groups.d/a.toml": SPREAD.format(0, 29600),
+            "groups.d/a.toml.d/p.toml": drop_in,
+            "groups.d/b.toml": SPREAD.format(1, 29601),
+            "groups.d/c.toml": SPREAD.format(2, 9471),
+        }
+    )
+    b, c = survey(folder, {}).faults
+    assert (b.origin, c.origin) == (f"{folder}/groups.d/b.toml", f"{folder}/groups.d/c.toml")
+    assert f"weight_cache_master_port of {folder}/groups.d/a.toml.d/p.toml uses" in b.text
+    assert f"9471 is supervisor.port of {folder}/preloadd.toml.d/p.toml (give" in c.text
 
 
 def listening(port, device, host="0.0.0.0"):

@@ -7,7 +7,7 @@ from preloadd.config.rank import Unclaimed, rank_settings, settings_on_this_host
 from preloadd.domain.ids import Instance
 from preloadd.domain.settings import Digest, RankSettings, Rendezvous, Source
 from preloadd.errors import ConfigError, ModelNotFound
-from tests.unit.config.conftest import GROUP
+from tests.unit.config.groups import GROUP
 
 TWO = """
 model = "org/m"

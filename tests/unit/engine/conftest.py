@@ -10,7 +10,7 @@ import pytest
 from preloadd.errors import DeviceFailed
 from preloadd.memory.host import HostMapper
 from tests.checkpoints import llama
-from tests.process.conftest import Manager, managing
+from tests.manager import Manager, managing
 
 
 @pytest.fixture(scope="module")

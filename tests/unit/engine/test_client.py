@@ -22,9 +22,10 @@ from preloadd.engine.options import Options
 from preloadd.errors import DeviceFailed, InsecurePath, Mismatch, Unavailable
 from preloadd.memory.host import HostMapper
 from tests.checkpoints import llama, stored
+from tests.leases import content
 from tests.listening import listen
-from tests.process.conftest import content, eventually
 from tests.threads import threads_left
+from tests.waiting import eventually
 
 
 @pytest.fixture

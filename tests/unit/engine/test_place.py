@@ -10,8 +10,8 @@ from preloadd.engine.place import Spot, gpu_spot, host_spot, open_place, spot
 from preloadd.errors import ConfigError, NoSuchDevice, UnsupportedPlatformForIPCError
 from preloadd.frameworks.torch import Platform, platform
 from preloadd.memory.host import HostMapper
+from tests.checkout import ROOT
 from tests.driver_stand_in import build
-from tests.process.conftest import ROOT
 
 CUDA = Platform("2.11.0+cu130", "13.0", None, sees_gpu=True)
 ROCM = Platform("2.11.0+rocm7.1", None, "7.1.25424", sees_gpu=True)

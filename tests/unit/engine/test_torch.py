@@ -30,8 +30,9 @@ from preloadd.frameworks.tables import table_path
 from preloadd.memory.host import HostMapper
 from preloadd.protocol import messages as m
 from preloadd.warmup.names import OVERRIDE
+from tests.checkout import ROOT
 from tests.checkpoints import SHARDS, llama
-from tests.process.conftest import ROOT, eventually
+from tests.waiting import eventually
 
 
 @pytest.fixture

@@ -19,9 +19,9 @@ from preloadd.engine.watch import Account, Line, Watcher, pauses
 from preloadd.errors import OutOfDescriptors, PreloadError
 from preloadd.protocol import messages as m
 from preloadd.transport.blocking import Client, connect
-from tests.process.conftest import eventually
 from tests.rank_stand_in import GENERATION, RankStandIn
 from tests.threads import threads_left
+from tests.waiting import eventually
 
 OTHER = "0f" * 16
 GONE = "the daemon of CPU-0 is gone; the weights stay mapped, this engine goes on"

@@ -16,13 +16,12 @@ from typing import Any
 import anyio
 import pytest
 
-import preloadd
 from preloadd.domain.settings import Deadlines, ModelSettings, RankSettings
 from preloadd.launcher.ending import Ending
 from preloadd.launcher.group import Launch, run_group
 from preloadd.launcher.progress import LineDisplay
+from tests.checkout import ROOT
 
-ROOT = Path(preloadd.__file__).parents[1]
 STAND_IN = Path(__file__).with_name("stand_in.py")
 DRIVE = Path(__file__).with_name("drive.py")
 PATIENCE_S = 20.0

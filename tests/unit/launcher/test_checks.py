@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-import preloadd
 from preloadd.config.run import parse_run
 from preloadd.errors import ConfigError, InsecurePath, OutOfRoom
 from preloadd.launcher.checks import (
@@ -19,8 +18,7 @@ from preloadd.launcher.checks import (
     require_stores,
 )
 from preloadd.launcher.devices import on_host
-
-ROOT = Path(preloadd.__file__).parents[1]
+from tests.checkout import ROOT
 
 
 def prepare(environ=None, **given: object) -> tuple[Path, bool]:

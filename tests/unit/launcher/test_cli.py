@@ -4,17 +4,14 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import typer.main
 
-import preloadd
 from preloadd.config.arguments import SHORT
 from preloadd.config.run import RunOptions
 from preloadd.domain.launch import flag
 from preloadd.launcher.cli import app
-
-ROOT = Path(preloadd.__file__).parents[1]
+from tests.checkout import ROOT
 
 
 def run(*arguments: str, columns: int = 100) -> subprocess.CompletedProcess[str]:

@@ -5,9 +5,7 @@ from pathlib import Path
 
 import pytest
 
-import preloadd
-
-ROOT = Path(preloadd.__file__).parents[1]
+from tests.checkout import ROOT
 
 
 def test_exit_code_survives_a_reader_that_went_away(socket_dir):

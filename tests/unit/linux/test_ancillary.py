@@ -5,13 +5,13 @@ import resource
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 
 import pytest
 
 from preloadd.errors import OutOfDescriptors, ProtocolViolation
 from preloadd.linux import ancillary, seqpacket
 from preloadd.linux.fds import MAX_FDS, OwnedFd
+from tests.descriptors import open_descriptors
 
 Pair = tuple[socket.socket, socket.socket]
 SO_PASSPIDFD = 76
@@ -40,10 +40,6 @@ def descriptor_limit(soft: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-def open_count() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
-
-
 @pytest.mark.parametrize("count", [0, 1, 2, 3, MAX_FDS - 1, MAX_FDS])
 def test_as_many_descriptors_arrive_as_were_sent(pair: Pair, null: OwnedFd, count: int) -> None:
     ancillary.send(pair[0], b"data", [null.fileno()] * count)
@@ -65,10 +61,10 @@ def test_a_packet_over_the_limit_is_a_violation_and_its_descriptors_are_closed(
     pair: Pair, null: OwnedFd
 ) -> None:
     ancillary.send(pair[0], b"12345", [null.fileno()] * 3)
-    before = open_count()
+    before = open_descriptors()
     with pytest.raises(ProtocolViolation, match="more than 4 bytes"):
         ancillary.receive(pair[1], 4)
-    assert open_count() == before
+    assert open_descriptors() == before
 
 
 @pytest.mark.parametrize("room", [0, 3])
@@ -76,14 +72,14 @@ def test_descriptors_lost_at_the_limit_name_it_and_those_that_came_are_closed(
     pair: Pair, null: OwnedFd, room: int
 ) -> None:
     ancillary.send(pair[0], b"data", [null.fileno()] * 5)
-    before = open_count()
+    before = open_descriptors()
     with null.duplicate() as lowest:
         first_free = lowest.fileno()
     with descriptor_limit(first_free + room), pytest.raises(OutOfDescriptors) as caught:
         ancillary.receive(pair[1], 100)
     assert "ulimit -n" in str(caught.value)
     assert f"{room} arrived" in str(caught.value)
-    assert open_count() == before
+    assert open_descriptors() == before
 
 
 def test_descriptors_lost_otherwise_are_a_violation(pair: Pair, null: OwnedFd) -> None:
@@ -94,10 +90,10 @@ def test_descriptors_lost_otherwise_are_a_violation(pair: Pair, null: OwnedFd) -
     except OSError:
         pytest.skip("SO_PASSPIDFD needs Linux 6.5")
     ancillary.send(pair[0], b"data", [null.fileno()] * MAX_FDS)
-    before = open_count()
+    before = open_descriptors()
     with pytest.raises(ProtocolViolation, match="cut the descriptors"):
         ancillary.receive(pair[1], 100)
-    assert open_count() == before
+    assert open_descriptors() == before
 
 
 def test_the_sender_is_known_where_the_receiver_asked_for_it(pair: Pair) -> None:

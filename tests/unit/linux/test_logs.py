@@ -16,7 +16,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import preloadd
 from preloadd.errors import ConfigError
 from preloadd.linux import ancillary
 from preloadd.linux.logs import (
@@ -29,10 +28,11 @@ from preloadd.linux.logs import (
     priority,
 )
 from preloadd.linux.memfd import read_sealed
+from tests.checkout import ROOT
+from tests.descriptors import open_descriptors
 
 log = logging.getLogger("preloadd.test")
 
-ROOT = Path(preloadd.__file__).parents[1]
 NOBODY = Path("/nonexistent/journal")
 
 
@@ -362,8 +362,8 @@ def test_configuring_again_does_not_double_the_lines(
 
 
 def test_configuring_again_closes_the_socket(to_journal: Callable[..., None]) -> None:
-    before = len(list(Path("/proc/self/fd").iterdir()))
+    before = open_descriptors()
     for _ in range(5):
         to_journal()
-    assert len(list(Path("/proc/self/fd").iterdir())) <= before + 1
+    assert open_descriptors() <= before + 1
     assert sys.stderr is not None

@@ -5,11 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 
-import preloadd
-
-ROOT = Path(preloadd.__file__).parents[1]
+from tests.checkout import ROOT
 
 # The launcher's part is played by this process, a killed rank's by a child that leaves another.
 SUBREAPER = """

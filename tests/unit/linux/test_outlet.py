@@ -12,16 +12,14 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 
 import pytest
 
-import preloadd
 from preloadd.linux import outlet as module
 from preloadd.linux.outlet import MOST_WAITING, outlet
+from tests.checkout import ROOT
 
 LINE = f"{'x' * 99}\n"
-ROOT = Path(preloadd.__file__).parents[1]
 
 
 class Pipe:

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-import preloadd
+from tests.checkout import ROOT
 
-ROOT = Path(preloadd.__file__).parents[1]
 COMMIT = "0123456789" * 4
 FILES = {
     "config.json": b"{}",

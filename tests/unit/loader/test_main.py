@@ -12,7 +12,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-import preloadd
 from preloadd.domain.devices import Probe
 from preloadd.domain.settings import Memory, Rendezvous
 from preloadd.linux.fds import OwnedFd
@@ -20,10 +19,9 @@ from preloadd.linux.memfd import read_sealed
 from preloadd.linux.process import spawn
 from preloadd.protocol import messages as m
 from preloadd.protocol import payload
+from tests.checkout import ROOT
 from tests.checkpoints import SHARDS, stored
 from tests.driver_stand_in import build
-
-ROOT = Path(preloadd.__file__).parents[1]
 
 
 @pytest.fixture
@@ -389,6 +387,31 @@ def run(environ, *arguments, python=(sys.executable,)):
 def test_people_are_told_that_it_is_not_for_them(environ, arguments, why):
     done = run(environ, *arguments)
     assert (done.returncode, done.stdout, why in done.stderr) == (78, "", True), done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("command", "who"),
+    [
+        (["preloadd.loader"], "the loader"),
+        (["preloadd.loader", "send"], "a sender"),
+        (["preloadd.loader.vllm.rehearse"], "this engine"),
+    ],
+)
+def test_a_link_that_is_no_socket_is_told_in_a_line(environ, tmp_path, command, who):
+    with (
+        Path(os.devnull).open("rb") as other,
+        (tmp_path / "log").open("wb") as log,
+        spawn(
+            [sys.executable, "-m", *command],
+            environ=environ,
+            fds=[("link", other.fileno())],
+            stderr=log.fileno(),
+        ) as child,
+    ):
+        assert child.wait(60) == 78
+    [line] = (tmp_path / "log").read_text().splitlines()
+    assert f"{who} is started by its rank, which passes it a socket to talk over" in line
 
 
 @pytest.mark.slow

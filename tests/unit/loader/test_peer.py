@@ -27,8 +27,8 @@ from preloadd.memory.vmm import VmmMapper
 from preloadd.protocol import codec, payload
 from preloadd.protocol.peering import PLACE_NBYTES, PeerGiven
 from preloadd.transport.blocking import Link
+from tests.ports import free_port
 from tests.weights_peers import (
-    HERE,
     Target,
     asking,
     checkpoint,
@@ -59,10 +59,7 @@ def generation(settings, tmp_path_factory):
 @pytest.fixture
 def peer(settings, generation):
     """A peer with that generation, whatever the disk is like."""
-    with closing(socket.socket()) as sock:
-        sock.bind((HERE, 0))
-        port = sock.getsockname()[1]
-    with serving(settings, generation, port) as source, asking(source.where) as peer:
+    with serving(settings, generation, free_port()) as source, asking(source.where) as peer:
         yield peer
 
 

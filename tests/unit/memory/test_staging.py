@@ -15,7 +15,7 @@ from preloadd.memory.api import Rows
 from preloadd.memory.staging import Ring
 from preloadd.memory.vmm import Driver
 from tests.threads import threads_left
-from tests.unit.memory.conftest import UNIT, StandIn
+from tests.unit.memory.stand_in import UNIT, StandIn
 
 
 @pytest.fixture

@@ -25,9 +25,10 @@ from preloadd.linux.fds import OwnedFd
 from preloadd.memory.api import MAX_SPAN, Rows
 from preloadd.memory.cuda.driver import CudaDriver
 from preloadd.memory.vmm import Driver, VmmFiller, VmmMapper, VmmMapping
+from tests.descriptors import open_descriptors
 from tests.driver_stand_in import build
 from tests.threads import threads_left
-from tests.unit.memory.conftest import CUDA_DEVICES, UNIT, StandIn
+from tests.unit.memory.stand_in import CUDA_DEVICES, UNIT, StandIn
 
 LOST = 700  # illegal address: ends the context
 BROKEN = 205
@@ -187,13 +188,13 @@ def test_whatever_fails_in_creating_leaves_nothing(
     filler: VmmFiller, stand_in: StandIn, function: str, code: int
 ) -> None:
     before = stand_in.alive()
-    fds = len(list(Path("/proc/self/fd").iterdir()))
+    fds = open_descriptors()
     stand_in.fail(function, code, 1)
     with pytest.raises(DeviceFailed, match=f"STATUS|{UNNAMED}") as caught:
         filler.create(UNIT)
     assert stand_in.devices[0] in str(caught.value)
     assert stand_in.alive() == before
-    assert len(list(Path("/proc/self/fd").iterdir())) == fds
+    assert open_descriptors() == fds
 
 
 @pytest.mark.parametrize("code", [BROKEN, UNNAMED])
@@ -201,12 +202,12 @@ def test_a_new_chunk_whose_handle_is_not_given_up_is_undone(
     filler: VmmFiller, stand_in: StandIn, code: int
 ) -> None:
     before = stand_in.alive()
-    fds = len(list(Path("/proc/self/fd").iterdir()))
+    fds = open_descriptors()
     stand_in.fail("MemRelease", code, 1)
     with pytest.raises(DeviceFailed, match="releasing a chunk"):
         filler.create(UNIT)
     assert stand_in.alive() == before
-    assert len(list(Path("/proc/self/fd").iterdir())) == fds
+    assert open_descriptors() == fds
 
 
 @pytest.mark.parametrize("code", [BROKEN, UNNAMED])

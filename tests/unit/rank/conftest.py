@@ -9,22 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from preloadd.domain.files import FileIdentity
-from preloadd.domain.manifest import Manifest, Storages, Tensors
-from preloadd.domain.recipe import LAYOUT, Recipe, recipe_of
+from preloadd.domain.recipe import Recipe, recipe_of
 from preloadd.domain.settings import ModelSettings, RankSettings
 from preloadd.linux.fds import OwnedFd
 from preloadd.linux.memfd import sealed_bytes
 from preloadd.linux.notify import Notification, Notifier, NotifySocket
-from preloadd.memory.api import Rows
-from preloadd.memory.host import HostFiller, HostKeeper
 from preloadd.protocol import payload
 from preloadd.rank.generation import Generation, chunk_name, manifest_name
-
-PAGE = 4096
-FILES = (FileIdentity(1, 2, 3, 4, 5),)
-KEY = {"checkpoint": "sampled-1:00ff", "tp_size": "1"}
-ID = "0a" * 16
+from tests.unit.rank.generations import FILES, ID, filled, manifest_of
 
 
 @pytest.fixture
@@ -59,7 +51,7 @@ def make(recipe: Recipe) -> Iterator[Make]:
     with ExitStack() as undo:
 
         def make(generation: str = ID, *, wanted: Recipe = recipe, **changes) -> Generation:
-            manifest = _manifest(generation, wanted, changes)
+            manifest = manifest_of(generation, wanted, changes)
             chunks = [filled(nbytes, index) for index, nbytes in enumerate(manifest.chunks)]
             sealed = sealed_bytes("manifest", payload.encode(manifest))
             made = Generation(manifest, sealed, chunks)
@@ -67,50 +59,6 @@ def make(recipe: Recipe) -> Iterator[Make]:
             return made
 
         yield make
-
-
-def _manifest(generation: str, recipe: Recipe, changes: dict[str, object]) -> Manifest:
-    values: dict[str, object] = {
-        "generation": generation,
-        "layout": LAYOUT,
-        "backend": "host",
-        "chunks": (PAGE, 2 * PAGE),
-        "storages": Storages([0, 1], [0, 0], [PAGE, PAGE + 8]),
-        "tensors": Tensors(
-            name=["first", "second"],
-            kind=[0, 0],
-            dtype=[1, 1],
-            shape=[(PAGE,), (PAGE + 8,)],
-            strides=[None, None],
-            storage=[0, 1],
-            skip=[0, 0],
-        ),
-        "key": KEY,
-        "recipe": recipe,
-        "shards": FILES,
-        "counters": {"bytes_read": 2 * PAGE + 8, "files": 1, "load_ms": 5},
-    }
-    return Manifest(**(values | changes))
-
-
-def filled(nbytes: int, index: int) -> OwnedFd:
-    """A sealed chunk full of `index` + 1; the caller's to close."""
-    with HostFiller().create(nbytes) as chunk:
-        content = bytes([index + 1]) * nbytes
-
-        def read(buffer: memoryview) -> None:
-            buffer[:] = content
-
-        chunk.write(0, nbytes, Rows(0, nbytes), read)
-        chunk.finish()
-        fd = chunk.fd.duplicate()
-    HostKeeper().seal(fd.fileno(), nbytes)
-    return fd
-
-
-def open_descriptors() -> int:
-    """How many descriptors this process has."""
-    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from preloadd.linux.fds import OwnedFd
 from preloadd.linux.memfd import create, sealed_bytes
 from preloadd.memory.host import HostKeeper
 from preloadd.rank.adoption import adopt
-from tests.unit.rank.conftest import FILES, ID, PAGE, filled
+from tests.unit.rank.generations import FILES, ID, PAGE, filled
 
 OTHER = "0c" * 16
 
@@ -219,6 +219,17 @@ def test_of_two_that_are_outdated_one_is_kept(take, make, parked, recipe):
     found = take({**parked(make(ID)), **parked(make(OTHER))}, wanted)
     assert len(found.dropped) == 3
     assert all(found.outdated.id not in name for name in found.dropped)
+
+
+@pytest.mark.parametrize("serves", [ID, OTHER])
+def test_of_two_that_are_outdated_the_one_that_may_serve_is_kept(
+    take, make, parked, recipe, serves
+):
+    other = dataclasses.replace(recipe, fields=recipe.fields | {"revision": "old"})
+    made = [make(each, wanted=recipe if each == serves else other) for each in (ID, OTHER)]
+    wanted = dataclasses.replace(recipe, files=(FileIdentity(9, 9, 9, 9, 9),))
+    found = take({**parked(made[0]), **parked(made[1])}, wanted)
+    assert (found.outdated.id, found.may_serve) == (serves, True)
 
 
 def test_another_vllm_is_a_reason_to_load_anew(take, make, parked, settings):

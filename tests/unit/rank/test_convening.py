@@ -3,7 +3,7 @@
 import errno
 import logging
 import socket
-from contextlib import AsyncExitStack, asynccontextmanager, closing
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 
 import anyio
@@ -16,6 +16,7 @@ from preloadd.protocol.gathering import Convener
 from preloadd.rank import convening
 from preloadd.rank.convening import Hall, no_port
 from preloadd.transport import tcp
+from tests.ports import free_port
 
 pytestmark = pytest.mark.anyio
 
@@ -24,9 +25,7 @@ HERE = "127.0.0.1"
 
 @pytest.fixture
 def place() -> Rendezvous:
-    with closing(socket.socket()) as sock:
-        sock.bind((HERE, 0))
-        return Rendezvous(HERE, sock.getsockname()[1], rank=0, world=2, node=0, nodes=2)
+    return Rendezvous(HERE, free_port(), rank=0, world=2, node=0, nodes=2)
 
 
 def join(rank: int, **changes) -> r.Join:

@@ -34,7 +34,7 @@ from preloadd.rank.warmup.warmup import WarmUp
 from preloadd.transport.status import ask_status
 from tests.checkpoints import llama
 from tests.listening import listen
-from tests.unit.rank.conftest import ID
+from tests.unit.rank.generations import ID
 
 pytestmark = pytest.mark.anyio
 

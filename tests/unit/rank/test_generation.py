@@ -3,7 +3,7 @@ import os
 import pytest
 
 from preloadd.rank.generation import chunk_name, manifest_name
-from tests.unit.rank.conftest import ID, PAGE
+from tests.unit.rank.generations import ID, PAGE
 
 
 def test_it_tells_its_name_and_size(make):

@@ -9,7 +9,6 @@ from pathlib import Path
 import anyio
 import pytest
 
-import preloadd
 from preloadd.domain.settings import Deadlines, Versions, Warmup
 from preloadd.errors import DamagedManifest, LoaderFailed
 from preloadd.linux import memfd
@@ -17,11 +16,12 @@ from preloadd.memory.host import HostKeeper
 from preloadd.protocol import messages as m
 from preloadd.rank import loading
 from preloadd.rank.loading import Loader
-from tests.unit.rank.conftest import ID, PAGE, open_descriptors
+from tests.checkout import ROOT
+from tests.descriptors import open_descriptors
+from tests.unit.rank.generations import ID, PAGE
 
 pytestmark = pytest.mark.anyio
 
-ROOT = Path(preloadd.__file__).parents[1]
 
 PROLOGUE = """
 import os, signal, socket, sys, time

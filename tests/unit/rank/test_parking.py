@@ -14,7 +14,8 @@ from preloadd.linux.memfd import sealed_bytes
 from preloadd.linux.notify import Notifier
 from preloadd.rank import parking
 from preloadd.rank.parking import Parking
-from tests.unit.rank.conftest import ID, open_descriptors
+from tests.descriptors import open_descriptors
+from tests.unit.rank.generations import ID
 
 pytestmark = pytest.mark.anyio
 

@@ -4,7 +4,7 @@ Those of real daemons are in tests/process.
 """
 
 import socket
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import anyio
@@ -14,6 +14,7 @@ from preloadd.domain.settings import Deadlines, Rendezvous, Source
 from preloadd.errors import LoaderFailed, RendezvousFailed
 from preloadd.rank import rendezvous
 from preloadd.rank.rendezvous import Presence
+from tests.ports import free_port
 
 pytestmark = pytest.mark.anyio
 
@@ -30,9 +31,7 @@ def hurried(monkeypatch) -> None:
 @pytest.fixture
 def presence(settings):
     """Makes ranks of one group; `waits` of each is what it waited for."""
-    with closing(socket.socket()) as sock:
-        sock.bind((HERE, 0))
-        port = sock.getsockname()[1]
+    port = free_port()
 
     def presence(rank, *, world=2, patience=10.0, silence=5.0, draft=None) -> Presence:
         place = Rendezvous(HERE, port, rank, world, rank, world)

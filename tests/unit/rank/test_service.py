@@ -11,7 +11,8 @@ from preloadd.linux import seqpacket
 from preloadd.protocol import messages as m
 from preloadd.rank.parking import Parking
 from preloadd.rank.service import Service
-from tests.unit.rank.conftest import FILES, ID, KEY, PAGE, open_descriptors
+from tests.descriptors import open_descriptors
+from tests.unit.rank.generations import FILES, ID, KEY, PAGE
 
 pytestmark = pytest.mark.anyio
 

@@ -27,7 +27,8 @@ from preloadd.rank.service import Service
 from preloadd.rank.session import Desk
 from preloadd.transport.aio import Limits, Link, Session
 from preloadd.transport.threads import MOST
-from tests.unit.rank.conftest import ID, KEY, open_descriptors
+from tests.descriptors import open_descriptors
+from tests.unit.rank.generations import ID, KEY
 
 pytestmark = pytest.mark.anyio
 

@@ -16,6 +16,7 @@ import uvicorn
 from preloadd.domain.lifecycle import State
 from preloadd.supervisor.app import create_app
 from preloadd.supervisor.lookout import View
+from tests.needs import impossible
 from tests.unit.supervisor.browser import Browser, executable
 from tests.unit.supervisor.given import HOSTILE
 
@@ -68,8 +69,7 @@ def site(crowd: View) -> Iterator[Site]:
 def browser() -> Iterator[Browser]:
     program = executable()
     if program is None:
-        why = "Chromium is not installed (Debian: apt install chromium)"
-        pytest.fail(why) if os.environ.get("CI") else pytest.skip(why)
+        impossible("Chromium is not installed (Debian: apt install chromium)")
     with Browser(program) as browser:
         yield browser
 

@@ -1,3 +1,4 @@
+import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,6 +8,7 @@ import pytest
 
 from preloadd.errors import AccessDenied, ProtocolViolation, Unavailable
 from preloadd.linux import seqpacket
+from preloadd.linux.locks import Lock
 from preloadd.protocol import codec
 from preloadd.protocol.messages import Done, NotAvailable, Reason, Refused
 from preloadd.supervisor.line import Line
@@ -76,6 +78,31 @@ async def test_a_rank_that_hangs_up_instead_of_answering_is_named(ends):
 async def test_nobody_there(socket_dir):
     with pytest.raises(Unavailable, match="no daemon serves there"):
         Line.open(socket_dir / "rank.sock")
+
+
+async def test_a_daemon_that_does_not_listen_yet_is_told_apart_from_none(ranks):
+    # What was killed left its socket.
+    ranks.listen("CPU-0").close()
+    path = ranks.socket_dir / "CPU-0" / "rank.sock"
+    with Lock.take(path.parent, "CPU-0"):
+        with pytest.raises(Unavailable, match=f"process {os.getpid()} runs and") as caught:
+            Line.open(path)
+        assert caught.value.reason == Reason.STARTING
+    with pytest.raises(Unavailable, match="its daemon has ended") as caught:
+        Line.open(path)
+    assert caught.value.reason == "absent"
+
+
+async def test_a_daemon_whose_socket_was_removed_is_not_said_to_start(socket_dir):
+    path = socket_dir / "rank.sock"
+    with (
+        Lock.take(socket_dir, "CPU-0"),
+        seqpacket.Reservation(path, 0o600) as reserved,
+        reserved.listen(1),
+    ):
+        path.unlink()
+        with pytest.raises(Unavailable, match="no daemon serves there"):
+            Line.open(path)
 
 
 async def test_a_full_queue_is_told_at_once(ranks):

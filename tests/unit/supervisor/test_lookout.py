@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import logging
+import os
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -12,6 +14,7 @@ import pytest
 from preloadd.domain.ids import Instance
 from preloadd.domain.lifecycle import State
 from preloadd.errors import ConfigError, ServiceManagerError
+from preloadd.linux.locks import Lock
 from preloadd.protocol.messages import LeaseTold
 from preloadd.supervisor.devices import Device
 from preloadd.supervisor.lookout import Lookout, Pace, View
@@ -336,6 +339,25 @@ async def test_a_rank_that_never_comes_is_warned_of_once(ranks, caplog):
         await anyio.sleep(3 * PACE.surroundings)
         assert caplog.text.count("CPU-0: ") == 1
         assert "no daemon serves there" in caplog.text
+
+
+async def test_a_rank_that_only_loads_is_no_reason_to_warn_and_one_that_gives_up_is(ranks, caplog):
+    caplog.set_level(logging.INFO)
+    folder = ranks.socket_dir / "CPU-0"
+    folder.mkdir()
+    async with scene_of(ranks, HASTY) as scene:
+        scene.expect("CPU-0")
+        with Lock.take(folder, "CPU-0"):
+            scene.watch()
+            view = await scene.until(lambda view: rank(view, "CPU-0").condition == "starting")
+            [reason] = judge(view.ranks).reasons
+            assert f"process {os.getpid()} runs and does not listen yet" in reason
+            await anyio.sleep(2 * HASTY.patience)
+            [told] = [record for record in caplog.records if "CPU-0: " in record.message]
+            assert told.levelname == "INFO"
+        await scene.until(lambda view: rank(view, "CPU-0").condition == "absent")
+        told = [record for record in caplog.records if "CPU-0: no daemon" in record.message]
+        assert [record.levelname for record in told] == ["WARNING"]
 
 
 async def test_ranks_that_come_later_are_no_reason_to_warn_and_those_that_go_are(ranks, caplog):

@@ -19,12 +19,12 @@ import anyio
 import anyio.to_thread
 import pytest
 
-import preloadd
 from preloadd.linux.notify import NotifySocket
 from preloadd.linux.process import Child, spawn
+from tests.checkout import ROOT
+from tests.ports import free_port
 from tests.rank_stand_in import Ranks
 
-ROOT = Path(preloadd.__file__).parents[1]
 ENVIRON = {**os.environ, "PYTHONPATH": str(ROOT)}
 COMMAND = [sys.executable, "-m", "preloadd.supervisor"]
 PATIENCE_S = 20.0
@@ -81,8 +81,7 @@ def test_serves_on_the_inherited_socket_until_sigterm(serve, socket_dir):
 
 @pytest.mark.slow
 def test_opens_a_socket_of_its_own(socket_dir):
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     command = [*COMMAND, "--socket-dir", str(socket_dir), "--instance", "CPU-0"]
     with spawn([*command, "--port", str(port)], environ=ENVIRON) as child:
         until = time.monotonic() + 10
@@ -96,21 +95,111 @@ def test_opens_a_socket_of_its_own(socket_dir):
         assert child.wait(10) in (0, 128 + signal.SIGINT)
 
 
+def no_socket(owned: ExitStack) -> int:
+    return owned.enter_context(Path(os.devnull).open("rb")).fileno()
+
+
+def a_path(owned: ExitStack) -> int:
+    fd = os.open("/", os.O_PATH)
+    owned.callback(os.close, fd)
+    return fd
+
+
+def connected(owned: ExitStack) -> int:
+    listener = owned.enter_context(socket.create_server(("127.0.0.1", 0)))
+    return owned.enter_context(socket.create_connection(listener.getsockname())).fileno()
+
+
+def unbound(owned: ExitStack) -> int:
+    return owned.enter_context(socket.socket()).fileno()
+
+
+def datagrams(owned: ExitStack) -> int:
+    sock = owned.enter_context(socket.socket(type=socket.SOCK_DGRAM))
+    sock.bind(("127.0.0.1", 0))
+    return sock.fileno()
+
+
+def packets(owned: ExitStack) -> int:
+    sock = owned.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+    sock.bind("")
+    sock.listen()
+    return sock.fileno()
+
+
 @pytest.mark.slow
-def test_a_socket_that_cannot_listen_is_told_in_a_line(socket_dir, tmp_path):
+@pytest.mark.parametrize(
+    ("passed", "why"),
+    [
+        (no_socket, "is no socket (Socket operation on non-socket)"),
+        (a_path, "is no socket (Bad file descriptor)"),
+        (connected, "is a socket that does not listen"),
+        (unbound, "is a socket that does not listen"),
+        (datagrams, "is a socket of another kind"),
+        (packets, "is a socket of another kind"),
+    ],
+)
+def test_what_nobody_could_connect_to_is_told_in_a_line(socket_dir, tmp_path, passed, why):
+    log = tmp_path / "log"
+    with ExitStack() as owned:
+        command = [*COMMAND, "--socket-dir", str(socket_dir), "--listen-fd", "http"]
+        fds = [("http", passed(owned))]
+        stderr = owned.enter_context(log.open("wb")).fileno()
+        child = owned.enter_context(spawn(command, fds=fds, environ=ENVIRON, stderr=stderr))
+        assert child.wait(PATIENCE_S) == 78
+    remedy = "pass a stream socket that listens, or give --host and --port"
+    [line] = log.read_text().splitlines()
+    assert f"--listen-fd http: descriptor 3 {why}: {remedy}" in line
+
+
+@pytest.mark.slow
+def test_a_closed_descriptor_is_told_in_a_line(socket_dir):
+    meant = 'LISTEN_PID=$$ exec "$@" 3>&-'
+    command = ["sh", "-c", meant, "sh", *COMMAND, "--socket-dir", str(socket_dir)]
+    done = subprocess.run(
+        [*command, "--listen-fd", "http"],
+        env={**ENVIRON, "LISTEN_FDS": "1", "LISTEN_FDNAMES": "http"},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    assert done.returncode == 78
+    [line] = done.stderr.splitlines()
+    assert "--listen-fd http: 0 descriptors of that name were inherited: pass exactly one" in line
+
+
+@pytest.mark.slow
+def test_serves_on_a_socket_in_a_folder(socket_dir):
+    path = socket_dir / "http"
+    with socket.socket(socket.AF_UNIX) as listener, ExitStack() as owned:
+        listener.bind(os.fspath(path))
+        listener.listen()
+        command = [*COMMAND, "--socket-dir", str(socket_dir), "--listen-fd", "http"]
+        owned.enter_context(spawn(command, fds=[("http", listener.fileno())], environ=ENVIRON))
+        client = owned.enter_context(socket.socket(socket.AF_UNIX))
+        client.settimeout(PATIENCE_S)
+        client.connect(os.fspath(path))
+        client.sendall(b"GET /livez HTTP/1.1\r\nhost: a\r\n\r\n")
+        assert client.recv(1 << 16).startswith(b"HTTP/1.1 200 OK")
+
+
+@pytest.mark.slow
+def test_a_socket_that_listens_no_more_is_told_in_a_line(socket_dir, tmp_path):
+    log = tmp_path / "log"
     with (
         socket.create_server(("127.0.0.1", 0)) as listener,
-        socket.create_connection(listener.getsockname()) as connected,
-        (tmp_path / "log").open("wb") as log,
+        log.open("wb") as stderr,
         spawn(
             [*COMMAND, "--socket-dir", str(socket_dir), "--listen-fd", "http"],
-            fds=[("http", connected.fileno())],
+            fds=[("http", listener.fileno())],
             environ=ENVIRON,
-            stderr=log.fileno(),
+            stderr=stderr.fileno(),
         ) as child,
     ):
+        up(f"http://127.0.0.1:{listener.getsockname()[1]}")
+        listener.shutdown(socket.SHUT_RDWR)
         assert child.wait(PATIENCE_S) == 1
-    told = (tmp_path / "log").read_text()
+    told = log.read_text()
     assert "the socket to listen on is none: [Errno 22]" in told
     assert "Traceback" not in told
 
@@ -272,8 +361,7 @@ def test_what_waits_to_be_read_is_not_lost_by_sigterm(socket_dir):
         while os.write(writing, b"." * 4096):
             pass
     os.set_blocking(writing, True)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
+    port = str(free_port())
     command = [*COMMAND, "--socket-dir", str(socket_dir), "--port", port, "--log-level", "debug"]
     with os.fdopen(reading, "rb") as reader:
         with subprocess.Popen(command, env=ENVIRON, stderr=writing) as process:

@@ -15,6 +15,7 @@ from preloadd.supervisor.introduction import LIMIT
 from preloadd.supervisor.nodes import Peer
 from preloadd.supervisor.peers import LONGEST_PAUSE_S, Peers, pause_after
 from tests.http_stand_in import response, serving
+from tests.ports import free_port
 from tests.threads import threads_left
 from tests.unit.supervisor.given import HOSTILE
 
@@ -102,9 +103,7 @@ async def test_one_that_falls_silent_keeps_what_it_told_and_grows_old(caplog):
 
 @contextmanager
 def refusing():
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        endpoint = Endpoint("127.0.0.1", free.getsockname()[1])
-    yield endpoint
+    yield Endpoint("127.0.0.1", free_port())
 
 
 def _hang(client, over):

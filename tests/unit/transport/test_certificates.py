@@ -3,7 +3,6 @@ import socket
 import ssl
 from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -11,6 +10,7 @@ from preloadd.domain.settings import Tls
 from preloadd.errors import ConfigError
 from preloadd.transport.certificates import MAX_NBYTES, asking, listening, require_usable
 from tests.certificates import key_of
+from tests.descriptors import open_descriptors
 
 
 def test_files_that_cannot_be_used_are_told(made, tls, tmp_path):
@@ -58,7 +58,7 @@ def test_a_file_that_is_too_long_is_told(tls, tmp_path):
 
 
 def test_links_are_followed_and_no_descriptor_is_left(tls, tmp_path):
-    before = len(list(Path("/proc/self/fd").iterdir()))
+    before = open_descriptors()
     whole = tls("source")
     data = tmp_path / "..2026"
     data.mkdir()
@@ -69,7 +69,7 @@ def test_links_are_followed_and_no_descriptor_is_left(tls, tmp_path):
     linked = Tls(*(str(tmp_path / name) for name in ("cert", "key", "ca")))
     assert len(listening(linked).get_ca_certs()) == 1
     assert len(asking(linked).get_ca_certs()) == 1
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert open_descriptors() == before
 
 
 def test_a_key_may_be_in_the_file_of_its_certificate(made, tmp_path):

@@ -1,12 +1,13 @@
 import errno
 import socket
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, suppress
 
 import anyio
 import pytest
 
 from preloadd.transport import tcp
 from preloadd.transport.tcp import Port, Wire
+from tests.ports import free_port
 
 pytestmark = pytest.mark.anyio
 
@@ -15,9 +16,7 @@ HERE = "127.0.0.1"
 
 @pytest.fixture
 def free() -> int:
-    with closing(socket.socket()) as sock:
-        sock.bind((HERE, 0))
-        return sock.getsockname()[1]
+    return free_port()
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from preloadd.domain.endpoint import Endpoint
 from preloadd.errors import PreloadError, ProtocolViolation, Unavailable
 from preloadd.transport import web
 from tests.http_stand_in import response, serving
+from tests.ports import free_port
 
 LIMIT = 1 << 16
 
@@ -127,8 +128,7 @@ def test_an_address_that_takes_no_connection_leaves_time_for_the_next():
 
 
 def test_nobody_listens():
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        endpoint = Endpoint("127.0.0.1", free.getsockname()[1])
+    endpoint = Endpoint("127.0.0.1", free_port())
     with pytest.raises(Unavailable, match=r"^connection refused$"):
         get(endpoint)
 

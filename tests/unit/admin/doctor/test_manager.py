@@ -7,6 +7,7 @@ import pytest
 
 from preloadd.admin.doctor.configuration import Raw
 from preloadd.admin.doctor.manager import examine
+from tests.ports import free_port
 
 RUNNING = """
 case "$*" in
@@ -14,11 +15,6 @@ case "$*" in
 *show*) printf 'LoadState={state}\\nFileDescriptorStoreMax={store}\\nLimitNOFILESoft={files}\\n';;
 esac
 """
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
 
 
 def told(host, port=None):

@@ -5,7 +5,7 @@ import pytest
 
 from preloadd.admin.doctor.configuration import read
 from preloadd.admin.doctor.permissions import examine
-from tests.unit.admin.conftest import ME
+from tests.unit.admin.host import ME
 
 
 def told(host):

@@ -9,11 +9,9 @@ from pathlib import Path
 
 import pytest
 
-import preloadd
+from tests.checkout import ROOT
 
 pytestmark = pytest.mark.slow
-
-ROOT = Path(preloadd.__file__).parents[1]
 
 
 def begun(tmp_path: Path, *arguments: str) -> "subprocess.Popen[str]":

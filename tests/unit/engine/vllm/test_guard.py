@@ -7,7 +7,7 @@ from torch import nn
 from preloadd.domain.manifest import Kind
 from preloadd.engine.vllm.guard import WriteGuard
 from preloadd.errors import AttachError
-from tests.unit.engine.vllm.conftest import Row, manifest
+from tests.unit.engine.vllm.manifests import Row, manifest
 
 PAGE = 4096
 

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from preloadd.domain.manifest import ALIGNMENT, Kind
 from preloadd.engine.vllm.region import Region, spans
-from tests.unit.engine.vllm.conftest import Row, manifest
+from tests.unit.engine.vllm.manifests import Row, manifest
 
 PAGE = 4096
 PARAMETER, BUFFER, HIDDEN = Kind.PARAMETER, Kind.BUFFER, Kind.HIDDEN

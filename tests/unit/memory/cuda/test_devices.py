@@ -14,7 +14,7 @@ from preloadd.domain.devices import Device, Probe
 from preloadd.domain.settings import Memory
 from preloadd.memory.cuda.devices import probe
 from tests.driver_stand_in import build
-from tests.unit.memory.conftest import StandIn
+from tests.unit.memory.stand_in import StandIn
 
 ONE = "GPU-1a1b2c3d-0000-4000-8000-0000000000da"
 PART = "MIG-1a1b2c3d-0000-4000-8000-0000000000db"

@@ -13,7 +13,7 @@ from preloadd.domain.ids import DeviceId
 from preloadd.errors import DeviceFailed, NoSuchDevice, OutOfRoom
 from preloadd.memory.cuda.driver import CudaDriver, open_device, open_ordinal
 from tests.driver_stand_in import build
-from tests.unit.memory.conftest import CUDA_DEVICES, UNIT, StandIn
+from tests.unit.memory.stand_in import CUDA_DEVICES, UNIT, StandIn
 
 ONE, TWO, THREE = CUDA_DEVICES
 

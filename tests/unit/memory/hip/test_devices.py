@@ -11,7 +11,7 @@ import pytest
 from preloadd.domain.devices import Device
 from preloadd.domain.settings import Memory
 from preloadd.memory.hip.devices import probe
-from tests.unit.memory.conftest import HIP_DEVICES, StandIn
+from tests.unit.memory.stand_in import HIP_DEVICES, StandIn
 
 
 def test_each_gpu_is_told(hip: StandIn, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from preloadd.errors import DeviceFailed, NoSuchDevice, OutOfRoom
 from preloadd.memory.hip.driver import open_device, open_ordinal
-from tests.unit.memory.conftest import HIP_DEVICES, UNIT, StandIn
+from tests.unit.memory.stand_in import HIP_DEVICES, UNIT, StandIn
 
 ONE, TWO, THREE = HIP_DEVICES
 

@@ -10,7 +10,7 @@ from preloadd.warmup.seeding.compile_cache import CompileKind, CompileWanted
 from preloadd.warmup.seeding.kinds import Outcome
 from preloadd.warmup.stores.opening import open_stores
 from tests.bundles import AOT, IDENTITY, PLAIN, contents, write
-from tests.unit.rank.seeding.conftest import HASH, SECRET
+from tests.unit.rank.seeding.source import HASH, SECRET
 
 pytestmark = pytest.mark.anyio
 

@@ -15,7 +15,7 @@ from preloadd.warmup.seeding import messages as m
 from preloadd.warmup.seeding.frames import MAX_ANSWER, framed
 from preloadd.warmup.seeding.kinds import Outcome
 from preloadd.warmup.table import render
-from tests.unit.rank.seeding.conftest import HERE, NAME, SECRET
+from tests.unit.rank.seeding.source import HERE, NAME, SECRET
 
 pytestmark = pytest.mark.anyio
 

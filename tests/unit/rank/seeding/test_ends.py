@@ -19,7 +19,7 @@ from preloadd.rank.seeding.ends import Ends, wall_now
 from preloadd.transport import tcp
 from preloadd.warmup.seeding.kinds import Outcome
 from tests.certificates import authority, certificate, key_of
-from tests.unit.rank.seeding.conftest import HERE
+from tests.unit.rank.seeding.source import HERE
 
 pytestmark = pytest.mark.anyio
 

@@ -12,7 +12,7 @@ import pytest
 from preloadd.errors import ProtocolViolation
 from preloadd.rank.seeding.giving import Giving
 from preloadd.warmup.seeding.weights import STREAM, digest_of, stream_fields
-from tests.unit.rank.conftest import KEY
+from tests.unit.rank.generations import KEY
 from tests.weights_peers import ENVIRON, LOADER
 
 pytestmark = pytest.mark.anyio

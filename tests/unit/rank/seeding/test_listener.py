@@ -21,7 +21,7 @@ from preloadd.transport.threads import MOST
 from preloadd.warmup.seeding import messages as m
 from preloadd.warmup.seeding.frames import MAX_REQUEST, framed
 from preloadd.warmup.seeding.kinds import Outcome
-from tests.unit.rank.seeding.conftest import HASH, HERE, NAME, SECRET, a_token
+from tests.unit.rank.seeding.source import HASH, HERE, NAME, SECRET, a_token
 
 pytestmark = pytest.mark.anyio
 

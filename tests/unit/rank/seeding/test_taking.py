@@ -15,7 +15,7 @@ from preloadd.rank.seeding import taking
 from preloadd.transport.aio import Link
 from preloadd.warmup.seeding import messages as m
 from preloadd.warmup.seeding.frames import HEAD, framed
-from tests.unit.rank.seeding.conftest import HERE, SECRET
+from tests.unit.rank.seeding.source import HERE, SECRET
 
 pytestmark = pytest.mark.anyio
 

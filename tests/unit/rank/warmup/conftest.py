@@ -6,19 +6,16 @@ import os
 import sys
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-import preloadd
 from preloadd.domain.settings import Builder, Deadlines, Warmup
 from preloadd.linux.notify import Notifier
 from preloadd.rank.parking import Parking
 from preloadd.rank.service import Service
 from preloadd.rank.warmup.caches import Caches
 from preloadd.rank.warmup.rehearsal import Rehearsal
-
-ROOT = Path(preloadd.__file__).parents[1]
+from tests.checkout import ROOT
 
 PROLOGUE = """
 import os, signal, socket, subprocess, sys, time

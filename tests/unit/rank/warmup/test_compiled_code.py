@@ -220,6 +220,27 @@ async def test_after_a_restart_it_is_given_again(root, told, stores):
         assert second.kind.resolve({"config_hash": HASH})
 
 
+@pytest.mark.slow
+async def test_what_a_store_has_lost_it_gets_again_once_somebody_was_told_of_it(
+    root, told, stores, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("preloadd.rank.warmup.compiled_code._LOOK_S", 0.05)
+    source = code(stores)
+    await rehearsed(source, told, root)
+    async with working(source, "given to others"):
+        payload = json.loads(source.kind.resolve({"config_hash": HASH}))
+        # What was told of by then is seen to before the store is emptied.
+        await anyio.sleep(0.3)
+        (emptied,) = tmp_path.rglob("bundle.tar")
+        shutil.rmtree(emptied.parent)
+        await anyio.sleep(0.3)
+        assert stores.find(payload["key"]) is None  # nobody looks for it
+        source.kind.resolve({"config_hash": HASH})
+        with anyio.fail_after(20):
+            while stores.find(payload["key"]) is None:  # noqa: ASYNC110 - nothing tells
+                await anyio.sleep(0.01)
+
+
 async def test_a_bundle_that_no_engine_uses_is_told(root, told, stores, monkeypatch):
     source = await of_another_host(stores, told, root)
     target = code(stores, fetch=answering(source))

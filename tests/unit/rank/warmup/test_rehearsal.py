@@ -19,7 +19,7 @@ from preloadd.rank.warmup.rehearsal import (
     hindrance,
     rehearse,
 )
-from tests.unit.rank.conftest import open_descriptors
+from tests.descriptors import open_descriptors
 
 pytestmark = pytest.mark.anyio
 

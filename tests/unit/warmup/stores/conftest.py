@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-import preloadd
+from tests.checkout import ROOT
 
-ROOT = Path(preloadd.__file__).parents[1]
 STAND_IN = ROOT / "tests/mooncake_stand_in"
 
 
