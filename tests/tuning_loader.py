@@ -18,7 +18,7 @@ from preloadd.domain.settings import Memory
 from preloadd.loader import __main__ as loader
 from preloadd.loader import warming
 from preloadd.loader.autotune.problems import Kernel, Problem
-from preloadd.loader.autotune.tuning import NotTuned, Place
+from preloadd.loader.autotune.tuning import NotTuned, TableFile
 from preloadd.warmup.folder import install
 from preloadd.warmup.merge import Existing
 from preloadd.warmup.table import Entry, Table
@@ -28,7 +28,7 @@ PROBLEMS = (Problem(Kernel.FP8_CUBLAS, 64, 128, "bfloat16"),)
 TABLE = Table({"('fp8_gemm', 'R', ())": Entry("R", 1)}, H200)
 
 
-def stand_in(_, __, place: Place, tell: Callable) -> tuple[int, int]:
+def stand_in(_, __, place: TableFile, tell: Callable) -> tuple[int, int]:
     """Writes a table."""
     tell(0, 1)
     install(place.root, place.config_hash, {place.name: TABLE}, Existing.REPLACE)
@@ -55,7 +55,7 @@ def main() -> int:
         act_as_h200()
     else:
         tune = {"stand-in": stand_in, "fails": fails, "crashes": crashes, "hangs": hangs}[tuner]
-        warming.tuning = SimpleNamespace(tune=tune, Place=Place)
+        warming.tuning = SimpleNamespace(tune=tune, TableFile=TableFile)
         warming.environment = lambda: dict(H200)
         warming.find_spec = lambda _: True
         warming.gemms = SimpleNamespace(why_not=lambda _: "")

@@ -16,7 +16,7 @@ from pathlib import Path
 from preloadd.cli.control import Say
 from preloadd.cli.exits import CommandFailed, Exit
 from preloadd.cli.overview import Condition, Rank, holders
-from preloadd.cli.ranks import Place, ask_all, look_at, request
+from preloadd.cli.ranks import RankAddress, ask_all, look_at, request
 from preloadd.errors import EXIT_STATUS, ErrorCode, PreloadError
 from preloadd.linux.threads import starting
 from preloadd.protocol.messages import Done, NotAvailable, Refused, Reply, Request
@@ -99,7 +99,7 @@ class Order:
 
     def _look(self, waiting: Sequence[Rank]) -> bool:
         """Give up those that do not even say how they are; whether others wait for engines."""
-        now = ask_all([Place.of(rank) for rank in waiting], timeout=self._timeout)
+        now = ask_all([RankAddress.of(rank) for rank in waiting], timeout=self._timeout)
         for rank, seen in zip(waiting, now, strict=True):
             if seen.condition in _GONE:
                 self._give_up(rank, seen.detail)
@@ -143,7 +143,7 @@ class Order:
         if refusal is None or refusal.status != EXIT_STATUS[ErrorCode.DENIED]:
             return refusal
         # An engine may have attached since we looked: that is not a lack of rights.
-        in_use = look_at(Place.of(rank), timeout=self._timeout).in_use
+        in_use = look_at(RankAddress.of(rank), timeout=self._timeout).in_use
         return replace(refusal, status=Exit.IN_USE) if in_use else refusal
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from preloadd.cli import ranks, units
 from preloadd.cli.overview import Overview, Rank, overview, with_rates
-from preloadd.cli.ranks import Folders, Place
+from preloadd.cli.ranks import Folders, RankAddress
 from preloadd.errors import NoServiceManager, PreloadError
 from preloadd.linux.systemctl import Systemctl
 from preloadd.linux.threads import starting
@@ -36,7 +36,7 @@ class Lookout:
 
     def _look(self) -> tuple[list[Rank], units.Services, tuple[str, ...]]:
         told = _InBackground(self.systemctl)
-        found = ranks.ask_all(ranks.places(self.folders.paths), timeout=self.timeout)
+        found = ranks.ask_all(ranks.addresses(self.folders.paths), timeout=self.timeout)
         return found, *told.result()
 
     def look_with_rates(self) -> Overview:
@@ -46,7 +46,7 @@ class Lookout:
         if not loading:
             return seen
         time.sleep(RATE_OVER)
-        again = ranks.ask_all([Place.of(rank) for rank in loading], timeout=self.timeout)
+        again = ranks.ask_all([RankAddress.of(rank) for rank in loading], timeout=self.timeout)
         return with_rates(seen, loading, again, time.monotonic() - began)
 
 

@@ -26,7 +26,7 @@ Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RankAddress:
     """Where a rank listens or will listen. `pid` holds its lock; None if nobody does."""
 
     instance: Instance
@@ -35,7 +35,7 @@ class Place:
 
     @classmethod
     def of(cls, rank: Rank) -> Self:
-        """The place of a rank that was seen."""
+        """That of a rank that was seen."""
         return cls(Instance.parse(rank.instance), Path(rank.socket), rank.pid or None)
 
 
@@ -72,14 +72,14 @@ def folders(environ: Mapping[str, str], uid: int, chosen: Path | None) -> Folder
     return Folders(tuple(dict.fromkeys(found)), tuple(notes))
 
 
-def places(paths: Iterable[Path]) -> list[Place]:
+def addresses(paths: Iterable[Path]) -> list[RankAddress]:
     """Every rank that has left a trace in one of the folders: a socket, or a lock that is held."""
-    return [place for path in paths for place in _places(path)]
+    return [found for path in paths for found in _addresses(path)]
 
 
-def ask_all(found: Sequence[Place], *, timeout: float) -> list[Rank]:
+def ask_all(found: Sequence[RankAddress], *, timeout: float) -> list[Rank]:
     """How each rank is, in order. Blocks until the slowest has answered or its time is over."""
-    return in_parallel(lambda place: look_at(place, timeout=timeout), found)
+    return in_parallel(lambda address: look_at(address, timeout=timeout), found)
 
 
 def in_parallel(work: Callable[[Asked], Answer], asked: Sequence[Asked]) -> list[Answer]:
@@ -98,18 +98,22 @@ def in_parallel(work: Callable[[Asked], Answer], asked: Sequence[Asked]) -> list
     return [answers[number] for number in range(len(asked))]
 
 
-def look_at(place: Place, *, timeout: float) -> Rank:
+def look_at(address: RankAddress, *, timeout: float) -> Rank:
     """How the rank there is; whatever keeps it from telling becomes its condition. Blocks."""
     try:
-        status = ask_status(place.socket, timeout=timeout)
+        status = ask_status(address.socket, timeout=timeout)
     except PreloadError as error:
-        condition, detail = _silent(place, error, timeout)
+        condition, detail = _silent(address, error, timeout)
     except OSError as error:
         condition, detail = Condition.UNCLEAR, str(error)
     else:
-        return _from_told(place, status)
+        return _from_told(address, status)
     return Rank(
-        str(place.instance), condition, detail=detail, socket=str(place.socket), pid=place.pid or 0
+        str(address.instance),
+        condition,
+        detail=detail,
+        socket=str(address.socket),
+        pid=address.pid or 0,
     )
 
 
@@ -125,7 +129,7 @@ def request(socket: Path, wanted: Request, *, timeout: float, patience: float) -
     return answer.reply
 
 
-def _places(folder: Path) -> Iterator[Place]:
+def _addresses(folder: Path) -> Iterator[RankAddress]:
     for path in _entries(folder):
         try:
             instance = Instance.parse(path.name)
@@ -138,7 +142,7 @@ def _places(folder: Path) -> Iterator[Place]:
                 continue
         except OSError:
             pass  # connecting will say what is wrong
-        yield Place(instance, socket, pid)
+        yield RankAddress(instance, socket, pid)
 
 
 def _entries(folder: Path) -> list[Path]:
@@ -147,17 +151,17 @@ def _entries(folder: Path) -> list[Path]:
     return []
 
 
-def _silent(place: Place, error: PreloadError, timeout: float) -> tuple[Condition, str]:
+def _silent(address: RankAddress, error: PreloadError, timeout: float) -> tuple[Condition, str]:
     """The condition of a rank that could not be asked, and what to tell of it."""
-    who = f"process {place.pid}" if place.pid is not None else "its process"
+    who = f"process {address.pid}" if address.pid is not None else "its process"
     match error:
         case Unavailable() if isinstance(error.__cause__, TimeoutError):
             return Condition.STUCK, f"{who} does not answer within {timeout:g} s"
-        case Unavailable() if place.pid is None:
-            return Condition.ABSENT, f"its daemon has ended: nobody listens on {place.socket}"
-        case Unavailable() if listens_unseen(place.socket):
+        case Unavailable() if address.pid is None:
+            return Condition.ABSENT, f"its daemon has ended: nobody listens on {address.socket}"
+        case Unavailable() if listens_unseen(address.socket):
             return Condition.UNCLEAR, (
-                f"{who} serves, but its socket {place.socket} was removed, and nobody finds it: "
+                f"{who} serves, but its socket {address.socket} was removed, and nobody finds it: "
                 "`preloadctl restart`, or end its `preloadd run` and start that again"
             )
         case Unavailable():
@@ -168,13 +172,13 @@ def _silent(place: Place, error: PreloadError, timeout: float) -> tuple[Conditio
             return Condition.UNCLEAR, str(error)
 
 
-def _from_told(place: Place, told: StatusTold) -> Rank:
-    wrong = told.instance != str(place.instance)
+def _from_told(address: RankAddress, told: StatusTold) -> Rank:
+    wrong = told.instance != str(address.instance)
     facts = told.shared_with(Rank) | {
-        "instance": str(place.instance),
+        "instance": str(address.instance),
         "condition": Condition.UNCLEAR if wrong else Condition(told.state),
         "detail": f"its socket answers as {told.instance}" if wrong else told.detail,
-        "socket": str(place.socket),
+        "socket": str(address.socket),
         "leases": tuple(
             Holder(lease.client, lease.pid, lease.mode.value, lease.generation, lease.profiling)
             for lease in told.leases

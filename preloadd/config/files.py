@@ -104,7 +104,7 @@ class Document(NamedTuple):
         return Fault(origin, key, text)
 
 
-class Listing(NamedTuple):
+class FoundFiles(NamedTuple):
     """The files that were found, and which folders could not be looked into."""
 
     paths: list[Path]
@@ -116,17 +116,17 @@ def config_dir(environ: Mapping[str, str]) -> Path:
     return Path(environ.get("PRELOADD_CONFIG_DIR") or CONFIG_DIR)
 
 
-def host_files(folder: Path) -> Listing:
+def host_files(folder: Path) -> FoundFiles:
     """The host's file, if there is one, and its drop-ins in the order in which they count."""
     main = folder / HOST_FILE
     dropped = _toml_files(folder / HOST_DROP_INS)
-    return Listing([*([main] if _may_exist(main) else []), *dropped.paths], dropped.faults)
+    return FoundFiles([*([main] if _may_exist(main) else []), *dropped.paths], dropped.faults)
 
 
-def group_files(folder: Path) -> Listing:
+def group_files(folder: Path) -> FoundFiles:
     """The files of the groups in order of name, the drop-ins of each behind it."""
     files = _toml_files(folder / GROUPS)
-    found = Listing([], [*files.faults, *_astray(folder / GROUPS)])
+    found = FoundFiles([], [*files.faults, *_astray(folder / GROUPS)])
     for path in files.paths:
         dropped = _toml_files(_drop_ins(path))
         found.paths.extend([path, *dropped.paths])
@@ -318,18 +318,18 @@ def _says(table: Table, key: str) -> bool:
     return False
 
 
-def _toml_files(folder: Path) -> Listing:
+def _toml_files(folder: Path) -> FoundFiles:
     # Not `glob`: to that a folder it may not look into is an empty one.
     try:
         found = sorted(folder.iterdir())
     except FileNotFoundError:
-        return Listing([], [])
+        return FoundFiles([], [])
     except NotADirectoryError:
-        return Listing([], [Fault(str(folder), "", "is no folder (remove it, or make it one)")])
+        return FoundFiles([], [Fault(str(folder), "", "is no folder (remove it, or make it one)")])
     except OSError as error:
-        return Listing([], [_closed(folder, error)])
+        return FoundFiles([], [_closed(folder, error)])
     # Hidden files are what editors leave while somebody writes.
-    return Listing(
+    return FoundFiles(
         [path for path in found if path.suffix == ".toml" and not path.name.startswith(".")], []
     )
 

@@ -34,8 +34,8 @@ from preloadd.protocol.peering import (
     MANIFEST,
     MOST_STREAMS,
     PIECE,
-    PLACE_NBYTES,
-    Place,
+    REQUEST_NBYTES,
+    PieceRequest,
     StreamOpened,
     ToSend,
     decode_order,
@@ -77,11 +77,11 @@ def send(link: Link, mapper_of: Callable[[ToSend], Mapper], *, linger_s: float =
         undo.callback(digests.close)
         mapping = mapper_of(order).map(list(zip(chunks, order.chunks, strict=True)))
         undo.callback(mapping.close)
-        streams = undo.enter_context(Streams(Arena(order.chunks, mapping, manifest, digests)))
+        streams = undo.enter_context(StreamServer(Arena(order.chunks, mapping, manifest, digests)))
         _hear(link, streams, linger_s)
 
 
-def _hear(link: Link, streams: Streams, linger_s: float) -> None:
+def _hear(link: Link, streams: StreamServer, linger_s: float) -> None:
     quiet_since = time.monotonic()
     while time.monotonic() - quiet_since < linger_s:
         with suppress(TimeoutError):
@@ -93,7 +93,7 @@ def _hear(link: Link, streams: Streams, linger_s: float) -> None:
             quiet_since = time.monotonic()
 
 
-def _take(packet: Packet, streams: Streams) -> None:
+def _take(packet: Packet, streams: StreamServer) -> None:
     with ExitStack() as undo:
         undo.callback(packet.close)
         order = decode_order(packet.data)
@@ -140,30 +140,30 @@ class Arena:
         self._manifest = manifest
         self._digests = digests
 
-    def send(self, place: Place, sink: Callable[[memoryview], object]) -> None:
-        """Give `sink` the bytes of a place, then the digest of its piece. ProtocolViolation if
-        there is no such place."""
+    def send(self, asked: PieceRequest, sink: Callable[[memoryview], object]) -> None:
+        """Give `sink` the bytes asked for, then the digest of their piece. ProtocolViolation if
+        there are no such."""
         last = len(self._sizes) - 1
-        chunk = last if place.chunk == MANIFEST else place.chunk
-        if place.chunk != MANIFEST and place.chunk >= last:
-            raise ProtocolViolation(f"no chunk {place.chunk}")
-        nbytes = piece_nbytes(self._sizes[chunk], place.piece)
-        if place.skip > nbytes:
-            raise ProtocolViolation(f"no byte {place.skip} in a piece of {nbytes}")
+        chunk = last if asked.chunk == MANIFEST else asked.chunk
+        if asked.chunk != MANIFEST and asked.chunk >= last:
+            raise ProtocolViolation(f"no chunk {asked.chunk}")
+        nbytes = piece_nbytes(self._sizes[chunk], asked.piece)
+        if asked.skip > nbytes:
+            raise ProtocolViolation(f"no byte {asked.skip} in a piece of {nbytes}")
 
         def use(window: memoryview) -> None:
-            with window[place.skip :] as rest:
+            with window[asked.skip :] as rest:
                 sink(rest)
-            sink(memoryview(self._digests.of(chunk, place.piece, window)))
+            sink(memoryview(self._digests.of(chunk, asked.piece, window)))
 
-        offset = place.piece * PIECE
+        offset = asked.piece * PIECE
         if chunk == last:
             use(memoryview(self._manifest)[offset : offset + nbytes])
         else:
             self._mapping.lend(chunk, offset, nbytes, use)
 
 
-class Streams(Owner):
+class StreamServer(Owner):
     """The connections, each with a thread of its own that answers it until it ends."""
 
     def __init__(self, arena: Arena) -> None:
@@ -224,10 +224,10 @@ class Streams(Owner):
                 sock.close()
 
 
-def _asked(sock: socket.socket) -> Place | None:
+def _asked(sock: socket.socket) -> PieceRequest | None:
     """What is asked for next; None when the peer hangs up, or asks too slowly. OSError."""
-    data = sock.recv(PLACE_NBYTES, socket.MSG_WAITALL)
-    return Place.decode(data) if len(data) == PLACE_NBYTES else None
+    data = sock.recv(REQUEST_NBYTES, socket.MSG_WAITALL)
+    return PieceRequest.decode(data) if len(data) == REQUEST_NBYTES else None
 
 
 def _send(sock: socket.socket, until: float, data: memoryview) -> None:

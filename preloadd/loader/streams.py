@@ -23,7 +23,7 @@ from blake3 import blake3
 from preloadd.errors import ErrorCode, PreloadError
 from preloadd.linux.owner import Owner
 from preloadd.linux.waits import limit
-from preloadd.protocol.peering import DIGEST_NBYTES, MANIFEST, Place
+from preloadd.protocol.peering import DIGEST_NBYTES, MANIFEST, PieceRequest
 
 log = logging.getLogger(__name__)
 
@@ -206,7 +206,7 @@ def _left(until: float) -> float:
 
 def _receive(sock: socket.socket, wanted: _Piece, until: float) -> None:
     """Receive what is missing of a piece; OSError if it does not come, with all that did kept."""
-    sock.sendall(Place(wanted.chunk, wanted.piece, wanted.done).encode())
+    sock.sendall(PieceRequest(wanted.chunk, wanted.piece, wanted.done).encode())
     # The digest comes anew, whatever of it is there.
     wanted.trailer.clear()
     until = min(until, time.monotonic() + PIECE_S)

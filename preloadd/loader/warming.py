@@ -45,7 +45,7 @@ class _Work:
     """What is to tune, and what it is told as."""
 
     problems: tuple[Problem, ...]
-    place: tuning.Place
+    place: tuning.TableFile
     told: Warmable
 
 
@@ -114,7 +114,7 @@ def _described(
     key, own = manifest.key, table_name(manifest.key)
     # Ranks tune each for themselves. Those of other hosts have their tables there.
     ranks = table_names(key) if settings.rendezvous is None else (own,)
-    place = tuning.Place(Path(tables_root(environ)), config_hash(key), own)
+    place = tuning.TableFile(Path(tables_root(environ)), config_hash(key), own)
     told = Warmable(
         config_hash=place.config_hash,
         dp_rank=own.dp_rank,

@@ -103,12 +103,12 @@ def decode_order(data: bytes) -> ToSend | StreamOpened:
     return codec.decode_by(_orders, data, "an order to send")
 
 
-_PLACE = struct.Struct(">III")
-PLACE_NBYTES = _PLACE.size
+_REQUEST = struct.Struct(">III")
+REQUEST_NBYTES = _REQUEST.size
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class PieceRequest:
     """What is asked for on a stream: of a chunk its piece of this number, from byte `skip` on."""
 
     chunk: int
@@ -117,12 +117,12 @@ class Place:
 
     def encode(self) -> bytes:
         """As it is sent."""
-        return _PLACE.pack(self.chunk, self.piece, self.skip)
+        return _REQUEST.pack(self.chunk, self.piece, self.skip)
 
     @classmethod
     def decode(cls, data: bytes) -> Self:
-        """From PLACE_NBYTES bytes, which may say anything."""
-        return cls(*_PLACE.unpack(data))
+        """From REQUEST_NBYTES bytes, which may say anything."""
+        return cls(*_REQUEST.unpack(data))
 
 
 def pieces(nbytes: int) -> int:

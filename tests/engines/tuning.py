@@ -35,7 +35,7 @@ PROBLEMS = (
 
 def tune(root: Path) -> dict:
     told = []
-    place = tuning.Place(root, HASH, NAME)
+    place = tuning.TableFile(root, HASH, NAME)
     try:
         entries, hits = tuning.tune(PROBLEMS, "cpu", place, lambda *done: told.append(done))
     except (PreloadError, OSError) as error:

@@ -26,7 +26,7 @@ class NotTuned(PreloadError):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TableFile:
     """Where a table goes."""
 
     root: Path
@@ -34,7 +34,7 @@ class Place:
     name: TableName
 
 
-def tune(found: Sequence[Problem], device: str, place: Place, tell: Tell) -> tuple[int, int]:
+def tune(found: Sequence[Problem], device: str, place: TableFile, tell: Tell) -> tuple[int, int]:
     """Tune and install; entries of the table, and lookups that it answered when it was tried.
 
     NotTuned, BadTable, TableConflict, InsecurePath, OSError, and whatever FlashInfer raises. The

@@ -17,15 +17,15 @@ _MOST = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Listing:
+class CacheContents:
     """Tables, as `<hash>/<file>`, and folders of compiled code."""
 
     tables: frozenset[str] = frozenset()
     compiled: frozenset[str] = frozenset()
 
-    def since(self, before: Listing) -> Listing:
+    def since(self, before: CacheContents) -> CacheContents:
         """What has come since then."""
-        return Listing(self.tables - before.tables, self.compiled - before.compiled)
+        return CacheContents(self.tables - before.tables, self.compiled - before.compiled)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Caches:
         tables = chosen_root(environ) or versions_root(environ)
         return cls(tables, cache_root(environ) / CACHES)
 
-    def listing(self) -> Listing:
+    def listing(self) -> CacheContents:
         """What there is now. What cannot be read is not there."""
         ahead = self.compiled / AOT
         compiled = {path.name for path in _folders(self.compiled) if path != ahead}
@@ -52,7 +52,7 @@ class Caches:
             for name in _names(path)
             if TableName.parse(name)
         }
-        return Listing(frozenset(tables), frozenset(compiled))
+        return CacheContents(frozenset(tables), frozenset(compiled))
 
 
 def _hashes(root: Path, *, depth: int) -> Iterator[Path]:

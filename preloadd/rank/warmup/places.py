@@ -27,7 +27,7 @@ _MAX_RANKS = 1 << 12
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TablePlace:
     """Which tables are looked for: `own`, and those of all ranks that are to have theirs too."""
 
     root: Path
@@ -104,7 +104,7 @@ def loadable(raw: bytes) -> bool:
     return True
 
 
-def on_disk(place: Place) -> Disk:
+def on_disk(place: TablePlace) -> Disk:
     """What is there of a place. What is no table is none, and may be replaced."""
     used: list[Table] = []
     conflict, faults = "", []
@@ -126,7 +126,7 @@ def on_disk(place: Place) -> Disk:
     return Disk(complete, conflict, tuple(faults))
 
 
-def in_stores(stores: Shared, place: Place) -> Mapping[TableName, Table] | None:
+def in_stores(stores: Shared, place: TablePlace) -> Mapping[TableName, Table] | None:
     """All tables of a place, or None; Unfit for one that is not to be used, PreloadError, OSError.
 
     What a store has is judged as what a peer sends is, and by whether it goes with the tables of

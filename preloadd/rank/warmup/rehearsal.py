@@ -26,7 +26,7 @@ from preloadd.protocol.messages import Progress
 from preloadd.rank.device import with_all
 from preloadd.rank.fellows import Fellows
 from preloadd.rank.gate import Gate
-from preloadd.rank.warmup.caches import Caches, Listing
+from preloadd.rank.warmup.caches import CacheContents, Caches
 from preloadd.rank.warmup.rehearsal_engine import OnProgress, RehearsalEngine, cancel_at_the_end
 from preloadd.transport.threads import Threads
 
@@ -64,10 +64,10 @@ class Rehearsed:
     outcome: Outcome
     seconds: float
     why: str = ""
-    made: Listing | None = None
+    made: CacheContents | None = None
 
     @classmethod
-    def of(cls, gate: Gate, why: str, started: float, made: Listing | None = None) -> Self:
+    def of(cls, gate: Gate, why: str, started: float, made: CacheContents | None = None) -> Self:
         """One that began when the loop's clock said `started`, and ends now; done if there is no
         `why`, and that of the gate if that is to be opened."""
         outcome = Outcome.FAILED if why else Outcome.DONE
@@ -186,7 +186,7 @@ class Rehearsal:
         made = None if before is None or after is None else after.since(before)
         return Rehearsed.of(gate, why, started, made)
 
-    async def _listed(self) -> Listing | None:
+    async def _listed(self) -> CacheContents | None:
         """What is in the folders where engines leave something; None if they do not answer."""
         try:
             return await self.threads.run(self.caches.listing, within=_LIST_S)

@@ -21,7 +21,7 @@ from preloadd.protocol.messages import Tuned, Warmable
 from preloadd.rank import record
 from preloadd.rank.seeding.api import Fetch
 from preloadd.rank.warmup import places
-from preloadd.rank.warmup.places import Disk, Place
+from preloadd.rank.warmup.places import Disk, TablePlace
 from preloadd.transport.threads import Threads
 from preloadd.warmup import folder
 from preloadd.warmup.names import TableName
@@ -153,7 +153,7 @@ class Tables:
             self._say(f"tables: tuning failed, engines use defaults: {tuned.failure}", good=False)
             self._failure = self._line
             return
-        place = Place.of(warmable)
+        place = TablePlace.of(warmable)
         self._say(f"tables: tuned {tuned.entries:,} entries in {tuned.seconds:.1f} s")
         if self._stores is None:
             return
@@ -187,7 +187,7 @@ class Tables:
         if self._stores is not None:
             await self._share(place, found)
 
-    async def _left(self, place: Place) -> Mapping[TableName, bytes] | None:
+    async def _left(self, place: TablePlace) -> Mapping[TableName, bytes] | None:
         """What is on the disk, in the order of ranks; None, and that is told, if that fails."""
         try:
             return await self._disk.run(place.all_stored, within=DISK_S)
@@ -195,7 +195,7 @@ class Tables:
             self._note(f"not published: {error}")
             return None
 
-    async def _share(self, place: Place, found: Mapping[TableName, bytes]) -> None:
+    async def _share(self, place: TablePlace, found: Mapping[TableName, bytes]) -> None:
         """Have the stores get these, if they are those of all ranks and go together."""
         if len(found) < len(place.names):
             self._note(f"not published: only {len(found)} of {len(place.names)} ranks have one now")
@@ -320,9 +320,9 @@ class Tables:
 
     # -- tiers --
 
-    def _place(self, warmable: Warmable) -> Place | None:
+    def _place(self, warmable: Warmable) -> TablePlace | None:
         try:
-            return Place.of(warmable)
+            return TablePlace.of(warmable)
         except (ValueError, TypeError) as error:
             self._say(f"tables: not tuned: the loader told {error}")
             return None
@@ -338,7 +338,7 @@ class Tables:
                 log.warning("a table is not given to engines: %s", one_line(error))
         return None
 
-    async def _found(self, place: Place) -> bool:
+    async def _found(self, place: TablePlace) -> bool:
         """Whether nothing is to be tuned, since tables are there, were fetched, or cannot be put
         there."""
         disk = await self._on_disk(place)
@@ -355,7 +355,7 @@ class Tables:
                 return True
         return False
 
-    async def _on_disk(self, place: Place) -> Disk:
+    async def _on_disk(self, place: TablePlace) -> Disk:
         """What the disk has of a place; its faults are told."""
         try:
             disk = await self._disk.run(partial(places.on_disk, place), within=DISK_S)
@@ -365,7 +365,7 @@ class Tables:
             self._note(fault)
         return disk
 
-    async def _of_stores(self, place: Place) -> Mapping[TableName, Table] | None:
+    async def _of_stores(self, place: TablePlace) -> Mapping[TableName, Table] | None:
         """All tables out of the stores, or None."""
         stores = self._stores
         if stores is None:
@@ -377,7 +377,7 @@ class Tables:
             self._note(f"shared stores: {error}")
         return None
 
-    async def _of_peer(self, place: Place) -> Mapping[TableName, Table] | None:
+    async def _of_peer(self, place: TablePlace) -> Mapping[TableName, Table] | None:
         """All tables of one peer, or None: those of several sweeps are not to be mixed."""
         if self._fetch is None:
             return None
@@ -398,7 +398,9 @@ class Tables:
             return None
         return found
 
-    async def _installed(self, place: Place, found: Mapping[TableName, Table], where: str) -> bool:
+    async def _installed(
+        self, place: TablePlace, found: Mapping[TableName, Table], where: str
+    ) -> bool:
         try:
             install = partial(install_all, place.root, place.config_hash, found)
             seeded = await self._disk.run(install, within=DISK_S)

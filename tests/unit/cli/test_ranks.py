@@ -5,7 +5,7 @@ from dataclasses import fields
 import pytest
 
 from preloadd.cli.overview import Condition, Rank
-from preloadd.cli.ranks import ask_all, folders, in_parallel, places, request
+from preloadd.cli.ranks import addresses, ask_all, folders, in_parallel, request
 from preloadd.domain.lifecycle import State
 from preloadd.errors import ConfigError, PreloadError
 from preloadd.linux.locks import Lock
@@ -17,7 +17,7 @@ GPU = "GPU-53b1d48b-de77-970d-5f91-576155feee6c"
 
 
 def look(folder, timeout=0.2):
-    return {rank.instance: rank for rank in ask_all(places([folder]), timeout=timeout)}
+    return {rank.instance: rank for rank in ask_all(addresses([folder]), timeout=timeout)}
 
 
 def test_places_are_sockets_and_held_locks_and_nothing_else(ranks, socket_dir):
@@ -27,7 +27,7 @@ def test_places_are_sockets_and_held_locks_and_nothing_else(ranks, socket_dir):
         (socket_dir / name).mkdir()
     (socket_dir / "CPU-4").touch()
     with Lock.take(socket_dir / "CPU-3", "CPU-3"):
-        found = {str(place.instance): place for place in places([socket_dir])}
+        found = {str(place.instance): place for place in addresses([socket_dir])}
     assert sorted(found) == ["CPU-1", "CPU-3", f"{GPU}.draft"]
     assert [found[name].pid for name in sorted(found)] == [None, os.getpid(), os.getpid()]
     assert found[f"{GPU}.draft"].socket.name == "rank_draft.sock"
@@ -72,7 +72,7 @@ def test_what_a_rank_tells_is_kept(ranks, socket_dir):
     rest = {"generation": "a" * 32, "adopted": True, "uptime_s": 1.0, "ready_s": 2.0, "detail": "d"}
     shown = told | sizes | rest | {"counters": {"loads": 1}, "key": {"dtype": "bf16"}}
     ranks.serve("CPU-0").become(**shown, lease_count=9)
-    (rank,) = ask_all(places([socket_dir]), timeout=2)
+    (rank,) = ask_all(addresses([socket_dir]), timeout=2)
     assert {name: getattr(rank, name) for name in shown} == shown
     assert (rank.lease_count, rank.group, rank.socket) == (
         9, "smol", str(socket_dir / "CPU-0" / "rank.sock"),

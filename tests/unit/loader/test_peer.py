@@ -25,7 +25,7 @@ from preloadd.memory.hip.driver import open_ordinal
 from preloadd.memory.host import HostFiller
 from preloadd.memory.vmm import VmmMapper
 from preloadd.protocol import codec, payload
-from preloadd.protocol.peering import PLACE_NBYTES, PeerGiven
+from preloadd.protocol.peering import REQUEST_NBYTES, PeerGiven
 from preloadd.transport.blocking import Link
 from tests.ports import free_port
 from tests.weights_peers import (
@@ -134,7 +134,7 @@ def test_a_rank_that_finds_no_further_streams_is_not_waited_for(target, generati
             end.receive().close()
             with OwnedFd(near.detach()) as stream:
                 end.send(codec.encode(given), [stream])
-            far.recv(PLACE_NBYTES)
+            far.recv(REQUEST_NBYTES)
             far.sendall(manifest + blake3(manifest).digest())
             far.close()
             while not end.receive().eof:

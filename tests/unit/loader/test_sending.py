@@ -24,7 +24,7 @@ from preloadd.protocol.peering import (
     DIGEST_NBYTES,
     MANIFEST,
     PIECE,
-    Place,
+    PieceRequest,
     StreamOpened,
     ToSend,
     table_nbytes,
@@ -132,11 +132,11 @@ def digest(data):
 def test_pieces_come_with_their_digests(rank):
     first, last = DATA[:PIECE], DATA[PIECE:]
     with rank.stream() as sock:
-        assert asked(sock, Place(0, 1), len(last)) == (last, digest(last))
-        assert asked(sock, Place(0, 0), PIECE) == (first, digest(first))
-        assert asked(sock, Place(0, 0, PIECE - 5), 5) == (first[-5:], digest(first))
-        assert asked(sock, Place(0, 1, len(last)), 0) == (b"", digest(last))
-        assert asked(sock, Place(MANIFEST, 0), len(WORD)) == (WORD, digest(WORD))
+        assert asked(sock, PieceRequest(0, 1), len(last)) == (last, digest(last))
+        assert asked(sock, PieceRequest(0, 0), PIECE) == (first, digest(first))
+        assert asked(sock, PieceRequest(0, 0, PIECE - 5), 5) == (first[-5:], digest(first))
+        assert asked(sock, PieceRequest(0, 1, len(last)), 0) == (b"", digest(last))
+        assert asked(sock, PieceRequest(MANIFEST, 0), len(WORD)) == (WORD, digest(WORD))
 
 
 def test_digests_are_made_once_and_stay_with_the_rank(ranks):
@@ -145,26 +145,32 @@ def test_digests_are_made_once_and_stay_with_the_rank(ranks):
     os.pwrite(rank.table.fileno(), other, DIGEST_NBYTES)
     rank.order()
     with rank.stream() as sock:
-        assert asked(sock, Place(0, 1), 8192) == (DATA[PIECE:], other)
-        asked(sock, Place(0, 0), PIECE)
+        assert asked(sock, PieceRequest(0, 1), 8192) == (DATA[PIECE:], other)
+        asked(sock, PieceRequest(0, 0), PIECE)
     assert os.pread(rank.table.fileno(), DIGEST_NBYTES, 0) == digest(DATA[:PIECE])
 
 
 @pytest.mark.parametrize(
     "place",
-    [Place(1, 0), Place(0, 2), Place(0, 1, 8193), Place(MANIFEST, 1), Place(MANIFEST - 1, 0)],
+    [
+        PieceRequest(1, 0),
+        PieceRequest(0, 2),
+        PieceRequest(0, 1, 8193),
+        PieceRequest(MANIFEST, 1),
+        PieceRequest(MANIFEST - 1, 0),
+    ],
 )
 def test_who_asks_for_what_is_not_there_is_hung_up_on(rank, place):
     with rank.stream() as sock, rank.stream() as other:
         sock.sendall(place.encode())
         assert sock.recv(1) == b""
-        assert asked(other, Place(0, 1), 8192)[0] == DATA[PIECE:]
+        assert asked(other, PieceRequest(0, 1), 8192)[0] == DATA[PIECE:]
 
 
 def test_who_says_nothing_is_hung_up_on(rank, monkeypatch):
     monkeypatch.setattr(of, "SILENT_S", 0.1)
     with rank.stream() as sock:
-        sock.sendall(Place(0, 1).encode()[:5])
+        sock.sendall(PieceRequest(0, 1).encode()[:5])
         assert sock.recv(1) == b""
 
 
@@ -174,7 +180,7 @@ def test_who_takes_nothing_is_hung_up_on(rank, monkeypatch):
     with rank.stream() as sock:
         for _ in range(20):
             with suppress(OSError):
-                sock.sendall(Place(0, 0).encode())
+                sock.sendall(PieceRequest(0, 0).encode())
         time.sleep(0.5)
         with pytest.raises(ConnectionResetError):
             while sock.recv(1 << 20):
@@ -188,7 +194,7 @@ def test_who_takes_it_too_slowly_is_hung_up_on(rank, monkeypatch):
     with rank.stream() as sock:
         # More than the kernel takes of it by itself.
         for _ in range(4):
-            sock.sendall(Place(0, 0).encode())
+            sock.sendall(PieceRequest(0, 0).encode())
         begun = time.monotonic()
         while any(thread.name == "stream" for thread in threading.enumerate()):
             assert time.monotonic() - begun < 8
@@ -200,7 +206,7 @@ def test_one_host_has_so_many_streams(rank, caplog):
     with ExitStack() as undo:
         socks = [undo.enter_context(rank.stream()) for _ in range(of.MOST_EACH + 1)]
         assert socks[-1].recv(1) == b""
-        assert asked(socks[0], Place(0, 1), 8192)[0] == DATA[PIECE:]
+        assert asked(socks[0], PieceRequest(0, 1), 8192)[0] == DATA[PIECE:]
     assert "127.0.0.1 has too many streams" in caplog.text
 
 
@@ -210,14 +216,14 @@ def test_it_ends_when_nobody_wants_any_more(ranks):
     rank.order()
     with rank.stream() as sock:
         time.sleep(0.6)
-        assert asked(sock, Place(0, 1), 8192)[0] == DATA[PIECE:]
+        assert asked(sock, PieceRequest(0, 1), 8192)[0] == DATA[PIECE:]
     assert rank.ended()
     assert not rank.raised
 
 
 def test_it_ends_with_its_rank(rank):
     with rank.stream() as sock:
-        asked(sock, Place(0, 1), 8192)
+        asked(sock, PieceRequest(0, 1), 8192)
         rank.link.close()
         assert sock.recv(1) == b""
     assert rank.ended()
@@ -246,5 +252,5 @@ def test_from_a_device_it_comes_through_pinned_memory(on_device, hip_library, ca
         with closing(rank):
             rank.order()
             with rank.stream() as sock, rank.stream() as other:
-                assert asked(sock, Place(0, 0), PIECE)[0] == DATA[:PIECE]
-                assert asked(other, Place(0, 1, 9), 8183)[0] == DATA[PIECE + 9 :]
+                assert asked(sock, PieceRequest(0, 0), PIECE)[0] == DATA[:PIECE]
+                assert asked(other, PieceRequest(0, 1, 9), 8183)[0] == DATA[PIECE + 9 :]

@@ -10,7 +10,7 @@ from blake3 import blake3
 
 from preloadd.loader import streams as of
 from preloadd.loader.streams import PeerLost, Streams
-from preloadd.protocol.peering import MANIFEST, PLACE_NBYTES, Place
+from preloadd.protocol.peering import MANIFEST, REQUEST_NBYTES, PieceRequest
 
 DATA = bytes(range(256)) * 12000
 DIGEST = blake3(DATA).digest()
@@ -29,10 +29,10 @@ def peer():
         def answer(sock, script):
             with sock:
                 for say in script:
-                    data = sock.recv(PLACE_NBYTES, socket.MSG_WAITALL)
+                    data = sock.recv(REQUEST_NBYTES, socket.MSG_WAITALL)
                     if not data:
                         return
-                    asked.append(Place.decode(data))
+                    asked.append(PieceRequest.decode(data))
                     say(asked[-1], sock)
 
         def connected(script):
@@ -87,7 +87,7 @@ def test_a_piece_comes_whole(peer):
     streams = peer([[honest, honest]])
     assert streams.open() == 1
     assert [fetched(streams, 5), fetched(streams)] == [DATA, DATA]
-    assert streams.asked == [Place(5, 3, 0), Place(0, 3, 0)]
+    assert streams.asked == [PieceRequest(5, 3, 0), PieceRequest(0, 3, 0)]
     assert streams.received == 2 * len(DATA)
 
 
@@ -100,14 +100,14 @@ def test_the_manifest_is_not_counted(peer):
 def test_what_broke_off_goes_on_where_it_ended(peer):
     streams = peer([[half], [honest]])
     assert fetched(streams) == DATA
-    assert streams.asked == [Place(0, 3, 0), Place(0, 3, 1 << 20)]
+    assert streams.asked == [PieceRequest(0, 3, 0), PieceRequest(0, 3, 1 << 20)]
     assert (streams.lost, streams.damaged) == (1, 0)
 
 
 def test_a_digest_that_broke_off_comes_again(peer):
     streams = peer([[without_digest], [honest]])
     assert fetched(streams) == DATA
-    assert streams.asked[-1] == Place(0, 3, len(DATA))
+    assert streams.asked[-1] == PieceRequest(0, 3, len(DATA))
 
 
 def test_further_streams_are_opened_when_all_are_broken(peer):

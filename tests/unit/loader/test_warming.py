@@ -18,7 +18,7 @@ from preloadd.errors import ProtocolViolation
 from preloadd.frameworks.tables import config_hash
 from preloadd.linux import seqpacket
 from preloadd.loader import warming
-from preloadd.loader.autotune.tuning import NotTuned, Place
+from preloadd.loader.autotune.tuning import NotTuned, TableFile
 from preloadd.loader.pipeline import load
 from preloadd.loader.report import Reporter
 from preloadd.loader.warming import TUNING, warm_up
@@ -99,7 +99,7 @@ def talk(ends, manifest) -> Callable:
 @pytest.fixture
 def on_h200(monkeypatch) -> SimpleNamespace:
     """A loader that sees an H200 with FlashInfer; `tune` is what tunes."""
-    chosen = SimpleNamespace(tune=lambda *_: (21, 14), Place=Place)
+    chosen = SimpleNamespace(tune=lambda *_: (21, 14), TableFile=TableFile)
     monkeypatch.setattr(warming, "find_spec", lambda _: object())
     monkeypatch.setattr(warming.gemms, "why_not", lambda _: "")
     monkeypatch.setattr(warming, "environment", lambda: dict(H200))

@@ -45,11 +45,11 @@ def test_noise_is_a_violation(decode, data):
         decode(data)
 
 
-@given(place=st.builds(peering.Place, *[st.integers(0, 0xFFFFFFFF)] * 3))
+@given(place=st.builds(peering.PieceRequest, *[st.integers(0, 0xFFFFFFFF)] * 3))
 def test_places_come_back(place):
     encoded = place.encode()
-    assert len(encoded) == peering.PLACE_NBYTES
-    assert peering.Place.decode(encoded) == place
+    assert len(encoded) == peering.REQUEST_NBYTES
+    assert peering.PieceRequest.decode(encoded) == place
 
 
 @given(nbytes=st.integers(1, 1 << 40))

@@ -1,11 +1,11 @@
-from preloadd.rank.warmup.caches import Caches, Listing
+from preloadd.rank.warmup.caches import CacheContents, Caches
 
 HASH, OTHER = "ab" * 32, "cd" * 32
 
 
 def test_what_engines_of_an_environment_leave_is_told_by_comparing(tmp_path):
     caches = Caches.of({"VLLM_CACHE_ROOT": str(tmp_path), "HOME": "/nowhere"})
-    assert caches.listing() == Listing()
+    assert caches.listing() == CacheContents()
     tables = tmp_path / "flashinfer_autotune_cache/0.7.2/90a"
     compiled = tmp_path / "torch_compile_cache"
     (tables / HASH).mkdir(parents=True)
@@ -18,7 +18,7 @@ def test_what_engines_of_an_environment_leave_is_told_by_comparing(tmp_path):
     (compiled / "torch_aot_compile/new").mkdir()
     (compiled / "0123456789").mkdir()
     (compiled / "a file").touch()
-    assert caches.listing().since(before) == Listing(
+    assert caches.listing().since(before) == CacheContents(
         frozenset({f"{HASH}/autotune_configs_dp0_rank1.json"}),
         frozenset({"torch_aot_compile/new", "0123456789"}),
     )
@@ -32,6 +32,6 @@ def test_tables_are_looked_for_where_the_environment_has_them(tmp_path):
     (tmp_path / "tables" / HASH).mkdir(parents=True)
     (tmp_path / "tables" / HASH / "autotune_configs_dp0_rank0.json").touch()
     (tmp_path / "cache/vllm/torch_compile_cache/a").mkdir(parents=True)
-    assert Caches.of(environ).listing() == Listing(
+    assert Caches.of(environ).listing() == CacheContents(
         frozenset({f"{HASH}/autotune_configs_dp0_rank0.json"}), frozenset({"a"})
     )

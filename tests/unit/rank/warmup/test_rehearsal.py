@@ -11,7 +11,7 @@ from preloadd.domain.placement import Parallel, place
 from preloadd.domain.settings import Builder, Memory, Rendezvous, Versions, Warmup
 from preloadd.rank.fellows import Fellows
 from preloadd.rank.gate import Gate
-from preloadd.rank.warmup.caches import Listing
+from preloadd.rank.warmup.caches import CacheContents
 from preloadd.rank.warmup.rehearsal import (
     Outcome,
     Rehearsal,
@@ -56,7 +56,7 @@ say("done")
         group, gate, lambda progress: told.append(progress.phase), within=20.0
     )
     assert (done.outcome, done.why) == (Outcome.DONE, "")
-    assert done.made == Listing(compiled=frozenset({"torch_aot_compile/new"}))
+    assert done.made == CacheContents(compiled=frozenset({"torch_aot_compile/new"}))
     assert f"warming up: {gate.key}" in told
     assert "0 new tables, 1 new folders of compiled code" in str(done)
     assert open_descriptors() == before
