@@ -18,6 +18,8 @@ from typing import NamedTuple
 import hypothesis
 import pytest
 
+from tests.descriptors import targets
+
 # Tests share their machine, so how long one example takes says nothing.
 hypothesis.settings.register_profile("preloadd", deadline=None)
 hypothesis.settings.load_profile("preloadd")
@@ -101,10 +103,9 @@ def _descriptors() -> Iterator[str]:
         sys.modules.get("multiprocessing.resource_tracker"), "_resource_tracker", None
     )
     lasting = {str(getattr(tracker, "_fd", None))}
-    for fd in list(Path("/proc/self/fd").iterdir()):
-        with suppress(FileNotFoundError):  # the listing itself
-            if fd.name not in lasting:
-                yield f"{fd.name} -> {fd.readlink()}"
+    for number, target in targets().items():
+        if number not in lasting:
+            yield f"{number} -> {target}"
 
 
 def _children() -> Iterator[int]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
-from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
 from bench.daemon import start_s
 from bench.gpu.child import Child
+from tests.descriptors import targets
 from tests.gpu import device
 from tests.gpu.inside import engine as inside
 from tests.gpu.models import marked
@@ -115,11 +115,7 @@ def test_the_device_node_stays_open_and_is_parked(rank_on: Manage, model: Path) 
     node = f"/dev/nvidia{device.meter().minor()}"
 
     def opened() -> list[str]:
-        found = []
-        for fd in Path(f"/proc/{rank.pid}/fd").iterdir():
-            with suppress(FileNotFoundError):  # it was open for a moment
-                found += [fd.name] * (str(fd.readlink()) == node)
-        return found
+        return [number for number, target in targets(rank.pid).items() if target == node]
 
     eventually(lambda: rank.parked.get("device") == 1, lambda: f"{node} is parked: {rank.log}")
     assert len(opened()) == 1

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import signal
-from pathlib import Path
 
 import pytest
 
@@ -15,6 +14,7 @@ from preloadd.errors import ErrorCode, Mismatch, Unavailable
 from preloadd.protocol import messages as m
 from preloadd.transport.blocking import Client
 from tests.checkpoints import SHARDS, llama, stored
+from tests.descriptors import targets
 from tests.leases import content
 from tests.manager import Manager
 from tests.waiting import eventually
@@ -44,9 +44,7 @@ def test_released_weights_are_freed_everywhere_and_come_back_when_asked_for(mana
     assert (told.state, told.generation, told.arena_bytes) == (State.RELEASED, "", 0)
     manager.until(lambda: set(manager.removed) == arena, "eviction")
     assert set(manager.parked) == {"listen", "released"}
-    assert not [
-        fd for fd in Path(f"/proc/{manager.pid}/fd").iterdir() if "memfd" in fd.readlink().name
-    ]
+    assert not [one for one in targets(manager.pid).values() if "memfd" in one]
     with pytest.raises(Unavailable, match="released; ask for a load") as refused:
         manager.attach()
     assert refused.value.reason == m.Reason.RELEASED

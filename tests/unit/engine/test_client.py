@@ -5,7 +5,6 @@ import signal
 import sys
 import threading
 import time
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from preloadd.engine.options import Options
 from preloadd.errors import DeviceFailed, InsecurePath, Mismatch, Unavailable
 from preloadd.memory.host import HostMapper
 from tests.checkpoints import llama, stored
+from tests.descriptors import targets
 from tests.leases import content
 from tests.listening import listen
 from tests.threads import threads_left
@@ -130,12 +130,7 @@ def interrupted(at: int, do) -> bool:
 
 def memory() -> list[str]:
     """Descriptors of memory in this process. Sockets come and go with what the manager parks."""
-    found = []
-    for path in Path("/proc/self/fd").iterdir():
-        with suppress(FileNotFoundError):
-            if str(path.readlink()).startswith("/memfd:"):
-                found.append(path.name)
-    return found
+    return [number for number, target in targets().items() if target.startswith("/memfd:")]
 
 
 def test_an_interrupt_leaves_nothing_wherever_it_comes(get, daemon):
