@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-CONFTEST = Path(__file__).parents[1] / "conftest.py"
+ROOT = Path(__file__).parents[2]
+CONFTEST = ROOT / "tests" / "conftest.py"
 
 LEAKING = {
     "descriptor": "import os\ndef test(): os.open('/dev/null', os.O_RDONLY)",
@@ -43,12 +44,14 @@ def test_every_kind_of_leak_fails_its_test_and_only_that(tmp_path: Path) -> None
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir=.", "."],
         cwd=tmp_path,
-        env=os.environ | {"COLUMNS": "200"},
+        env=os.environ | {"COLUMNS": "200", "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert f"{len(LEAKING) + 1} passed, {len(LEAKING)} errors" in done.stdout, done.stdout
+    assert f"{len(LEAKING) + 1} passed, {len(LEAKING)} errors" in done.stdout, (
+        done.stdout + done.stderr
+    )
     for name in LEAKING:
         (line,) = [
             line for line in done.stdout.splitlines() if line.startswith(f"ERROR test_{name}.py")
