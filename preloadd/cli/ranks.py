@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Self, TypeVar
 
 from preloadd.cli.overview import Condition, Holder, Rank
@@ -15,10 +16,10 @@ from preloadd.domain.ids import Instance
 from preloadd.errors import AccessDenied, ConfigError, InsecurePath, PreloadError, Unavailable
 from preloadd.linux.locks import FILE_NAME, holder
 from preloadd.linux.paths import derived_dirs, socket_dirs, trusted_dir
-from preloadd.linux.seqpacket import listens_unseen
 from preloadd.linux.threads import starting
 from preloadd.protocol.messages import Reply, Request, StatusTold
 from preloadd.transport.blocking import connect
+from preloadd.transport.silence import Silence, silence
 from preloadd.transport.status import ask_status
 
 Asked = TypeVar("Asked")
@@ -157,19 +158,22 @@ def _silent(address: RankAddress, error: PreloadError, timeout: float) -> tuple[
     match error:
         case Unavailable() if isinstance(error.__cause__, TimeoutError):
             return Condition.STUCK, f"{who} does not answer within {timeout:g} s"
-        case Unavailable() if address.pid is None:
-            return Condition.ABSENT, f"its daemon has ended: nobody listens on {address.socket}"
-        case Unavailable() if listens_unseen(address.socket):
-            return Condition.UNCLEAR, (
-                f"{who} serves, but its socket {address.socket} was removed, and nobody finds it: "
-                "`preloadctl restart`, or end its `preloadd run` and start that again"
-            )
         case Unavailable():
-            return Condition.STARTING, f"{who} runs and does not listen yet"
+            found, text = silence(address.socket, address.pid)
+            return _CONDITIONS[found], text
         case AccessDenied():
             return Condition.DENIED, f"user {os.geteuid()} may not ask it: run this as root"
         case _:
             return Condition.UNCLEAR, str(error)
+
+
+_CONDITIONS: Mapping[Silence, Condition] = MappingProxyType(
+    {
+        Silence.ENDED: Condition.ABSENT,
+        Silence.STARTING: Condition.STARTING,
+        Silence.HIDDEN: Condition.UNCLEAR,
+    }
+)
 
 
 def _from_told(address: RankAddress, told: StatusTold) -> Rank:

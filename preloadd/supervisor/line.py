@@ -15,6 +15,7 @@ from preloadd.protocol.connection import ClientConnection
 from preloadd.protocol.messages import Reason, Status, StatusTold
 from preloadd.transport.aio import Link
 from preloadd.transport.blocking import not_connected
+from preloadd.transport.silence import Silence, silence
 from preloadd.transport.status import status_of
 
 
@@ -42,7 +43,7 @@ class Line(Owner):
                 "if it hangs",
             ) from error
         except (FileNotFoundError, ConnectionRefusedError) as error:
-            raise _starting(path) or not_connected(path, error, 0) from error
+            raise _unheard(path) or not_connected(path, error, 0) from error
         except OSError as error:
             raise not_connected(path, error, 0) from error
         return cls(sock, path)
@@ -78,14 +79,17 @@ class Line(Owner):
         )
 
 
-def _starting(path: Path) -> Unavailable | None:
-    """What to raise where nobody listens if a daemon is about to; None if there is none, or if
-    that cannot be known."""
+def _unheard(path: Path) -> Unavailable | None:
+    """What to raise where nobody listens though a daemon runs; None if there is none, or if that
+    cannot be known."""
     try:
-        pid = holder(path.parent / FILE_NAME)
+        found, text = silence(path, holder(path.parent / FILE_NAME))
     except OSError:
         return None
-    if pid is None or seqpacket.listens_unseen(path):
-        return None
-    text = f"process {pid} runs and does not listen yet: see its log for how far it is"
-    return Unavailable(Reason.STARTING, text)
+    match found:
+        case Silence.STARTING:
+            return Unavailable(Reason.STARTING, text)
+        case Silence.HIDDEN:
+            return Unavailable("absent", text)
+        case Silence.ENDED:
+            return None

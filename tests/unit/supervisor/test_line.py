@@ -101,8 +101,9 @@ async def test_a_daemon_whose_socket_was_removed_is_not_said_to_start(socket_dir
         reserved.listen(1),
     ):
         path.unlink()
-        with pytest.raises(Unavailable, match="no daemon serves there"):
+        with pytest.raises(Unavailable, match=f"its socket {path} was removed") as caught:
             Line.open(path)
+    assert caught.value.reason == "absent"
 
 
 async def test_a_full_queue_is_told_at_once(ranks):
