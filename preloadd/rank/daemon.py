@@ -34,7 +34,7 @@ from preloadd.rank.fellows import Fellows
 from preloadd.rank.generation import Generation
 from preloadd.rank.loading import Agree, Loader
 from preloadd.rank.parking import LISTENER, RELEASED, Parking, parked_profiling
-from preloadd.rank.rendezvous import Presence
+from preloadd.rank.rendezvous.presence import Presence
 from preloadd.rank.seeding.api import Answering, Giver
 from preloadd.rank.service import Service
 from preloadd.rank.session import Desk

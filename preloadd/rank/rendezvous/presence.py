@@ -1,12 +1,11 @@
 """A rank among the ranks of its group on all hosts: it loads what all agree on, or nothing.
 
-Rank 0 has the port where they meet (`rank.convening`), the others connect to it. Once a rank has
-its weights it depends on nobody, and stays connected only to say that it is there.
+Rank 0 has the hall where they meet, the others connect to it. Once a rank has its weights it
+depends on nobody, and stays connected only to say that it is there.
 """
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
@@ -14,17 +13,19 @@ from typing import TypeVar
 import anyio
 
 from preloadd import __version__
-from preloadd.domain.key import OWN_PLACE, bounded
 from preloadd.domain.settings import RankSettings, Rendezvous
 from preloadd.errors import PreloadError, RendezvousFailed
-from preloadd.protocol import rendezvous as r
-from preloadd.protocol.gathering import Convener, Member, Phase, Stage, missing_named
 from preloadd.protocol.messages import Progress
-from preloadd.rank.convening import Hall, hear
+from preloadd.protocol.rendezvous.claims import shared
+from preloadd.protocol.rendezvous.convener import Convener, Phase
+from preloadd.protocol.rendezvous.frames import decode_from_convener, encode
+from preloadd.protocol.rendezvous.member import Member, Stage
+from preloadd.protocol.rendezvous.messages import FromConvener, FromMember, Join
+from preloadd.protocol.rendezvous.wording import missing_named
 from preloadd.rank.loading import Agree
+from preloadd.rank.rendezvous.hall import Hall
+from preloadd.rank.rendezvous.hearing import hear
 from preloadd.transport import tcp
-
-log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -35,8 +36,6 @@ _TICK_S = 0.25
 _FAREWELL_S = 1.0
 _LINGER_S = 5.0
 _POLL_S = 0.05
-_MAX_KEY = 48 * 1024
-_MAX_VALUE = 128
 _RANK_0 = (0,)
 
 
@@ -123,7 +122,7 @@ class Presence:
         self, key: Mapping[str, str], *, serving: bool = False, identifying: bool = False
     ) -> None:
         settings, place = self._settings, self._place
-        join = r.Join(
+        join = Join(
             preloadd=__version__,
             group=settings.group,
             role=settings.parsed_instance.role.value,
@@ -132,7 +131,7 @@ class Presence:
             rank=place.rank,
             node=place.node,
             nodes=place.nodes,
-            key=_shared(key),
+            key=shared(key),
             drafts=settings.model.partner is not None,
             silence=settings.deadlines.peer_silence,
             serving=serving,
@@ -142,16 +141,16 @@ class Presence:
         self._claimed.set()
         self._notice()
 
-    def _heard(self, message: r.FromConvener) -> None:
+    def _heard(self, message: FromConvener) -> None:
         self._member.received(message, anyio.current_time())
         self._notice()
 
-    def _say(self, messages: Sequence[r.FromMember]) -> None:
+    def _say(self, messages: Sequence[FromMember]) -> None:
         for message in messages:
             if self._hall is not None:
                 self._hall.say(message)
             elif self._wire is not None:
-                self._wire.post(r.encode(message))
+                self._wire.post(encode(message))
 
     def _notice(self) -> None:
         """Have the load go on, or end."""
@@ -219,32 +218,11 @@ class Presence:
         """Say what is to be said over `wire`, which is closed afterwards, and hear the answers."""
         self._wire, self._hung_up = wire, anyio.Event()
         try:
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(wire.write)
-                self._say(self._member.joined(anyio.current_time()))
-                why = await self._listen(wire)
-                tasks.cancel_scope.cancel()
+            self._say(self._member.joined(anyio.current_time()))
+            why = await hear(wire, decode_from_convener, self._heard)
         finally:
             self._wire = None
             wire.close()
             self._hung_up.set()
         self._member.lost(why)
         self._notice()
-
-    async def _listen(self, wire: tcp.Wire) -> str:
-        """Hear rank 0 until the end of that; why it ended."""
-        frames = r.Frames()
-
-        def take(data: bytes) -> None:
-            for frame in frames.receive(data):
-                self._heard(r.decode_from_convener(frame))
-
-        return await hear(wire, take)
-
-
-def _shared(key: Mapping[str, str]) -> dict[str, str]:
-    """What all ranks have in common of a key, by digests if it would not fit a frame."""
-    shared = {name: value for name, value in key.items() if name not in OWN_PLACE}
-    if sum(len(value.encode()) for value in shared.values()) <= _MAX_KEY:
-        return shared
-    return {name: bounded(value, _MAX_VALUE) for name, value in shared.items()}

@@ -1,11 +1,10 @@
-"""Where the ranks of a group that spans hosts meet: the port of rank 0, for as long as it lives.
+"""Where the ranks of a group that spans hosts meet: at rank 0, for as long as it lives.
 
-What is said is judged by `protocol.gathering`. No peer can end this, or make another one wait.
+What is said is judged by the convener. No peer can end this, or make another one wait.
 """
 
 from __future__ import annotations
 
-import errno
 import logging
 import math
 import socket
@@ -17,12 +16,12 @@ from functools import partial
 import anyio
 from anyio.abc import TaskGroup
 
-from preloadd.domain.ids import Role
-from preloadd.domain.meeting import is_one_host
 from preloadd.domain.settings import Rendezvous
-from preloadd.errors import ProtocolViolation
-from preloadd.protocol import rendezvous as r
-from preloadd.protocol.gathering import OWN, Convener, Send
+from preloadd.protocol.rendezvous.convener import OWN, Convener, Send
+from preloadd.protocol.rendezvous.frames import decode_from_member, encode
+from preloadd.protocol.rendezvous.messages import FromConvener, FromMember
+from preloadd.rank.rendezvous.hearing import hear
+from preloadd.rank.rendezvous.port import port_at
 from preloadd.transport import tcp
 from preloadd.transport.accepting import Episode
 
@@ -53,9 +52,9 @@ class Hall:
         self,
         convener: Convener,
         place: Rendezvous,
-        to_own: Callable[[r.FromConvener], None],
+        to_own: Callable[[FromConvener], None],
     ) -> None:
-        self.port = tcp.Port(self._listen, partial(no_port, place))
+        self.port = port_at(place)
         self._convener = convener
         self._place = place
         self._to_own = to_own
@@ -64,7 +63,7 @@ class Hall:
         self._numbers = OWN
         self._crowded = Episode()
 
-    def say(self, message: r.FromMember) -> None:
+    def say(self, message: FromMember) -> None:
         """Rank 0 itself says something."""
         self._perform(self._convener.received(OWN, message, anyio.current_time()))
 
@@ -82,19 +81,6 @@ class Hall:
         """Hear whoever comes, until cancelled."""
         async with anyio.create_task_group() as tasks:
             await self.port.serve(partial(self._welcome, tasks), "a rank")
-
-    async def _listen(self) -> list[socket.socket]:
-        """Where others can connect; OSError if they cannot."""
-        listeners = await tcp.listen(self._place.address, self._place.port)
-        hosts = [listener.getsockname()[0] for listener in listeners]
-        if all(map(is_one_host, hosts)) and not is_one_host(self._place.address):
-            for listener in listeners:
-                listener.close()
-            raise OSError(
-                f"on this host it means {', '.join(hosts)}, which no other host can reach: see "
-                "/etc/hosts, or give all nodes the number of node 0's address"
-            )
-        return listeners
 
     def _welcome(self, tasks: TaskGroup, sock: socket.socket, address: tuple[str, int]) -> None:
         here = len(self._guests)
@@ -123,13 +109,15 @@ class Hall:
 
     async def _receive(self, source: int, guest: _Guest, who: str) -> None:
         """Hear one guest until it leaves."""
+
+        def take(message: FromMember) -> None:
+            guest.patience.deadline = math.inf
+            self._perform(self._convener.received(source, message, anyio.current_time()))
+
         with closing(guest.wire), guest.patience:
             why = f"did not say within {JOIN_S:g} s who it is"
             try:
-                async with anyio.create_task_group() as tasks:
-                    tasks.start_soon(guest.wire.write)
-                    why = await self._heard(source, guest)
-                    tasks.cancel_scope.cancel()
+                why = await hear(guest.wire, decode_from_member, take)
             except Exception:
                 log.exception("a rank at %s was hung up on, because hearing it failed", who)
                 why = "could not be heard"
@@ -139,69 +127,13 @@ class Hall:
         log.debug("%s %s", who, why)
         self._perform(self._convener.gone(source, why))
 
-    async def _heard(self, source: int, guest: _Guest) -> str:
-        """Take what a guest says until the end of that; why it ended."""
-        frames = r.Frames()
-
-        def take(data: bytes) -> None:
-            for frame in [] if guest.wire.finished else frames.receive(data):
-                message = r.decode_from_member(frame)
-                if source not in self._leaving:
-                    guest.patience.deadline = math.inf
-                    now = anyio.current_time()
-                    self._perform(self._convener.received(source, message, now))
-
-        return await hear(guest.wire, take)
-
     def _perform(self, sends: Sequence[Send]) -> None:
         for send in sends:
             if send.to == OWN:
                 self._to_own(send.message)
             elif (guest := self._guests.get(send.to)) is not None:
-                guest.wire.post(r.encode(send.message))
+                guest.wire.post(encode(send.message))
                 if send.last:
                     guest.wire.finish()
                     guest.patience.deadline = anyio.current_time() + _LEAVE_S
                     self._leaving.add(send.to)
-
-
-async def hear(wire: tcp.Wire, take: Callable[[bytes], None]) -> str:
-    """Have `take` get what a peer says, until it breaks the rules or hangs up; which of them."""
-    try:
-        while data := await wire.receive():
-            take(data)
-    except ProtocolViolation as error:
-        return f"broke the protocol: {error}"
-    except OSError as error:
-        return f"hung up ({error.strerror})"
-    return "hung up"
-
-
-def no_port(place: Rendezvous, error: OSError) -> str:
-    """Why rank 0 cannot listen, and what to do."""
-    who = "ranks of this group's draft" if place.role is Role.DRAFT else "ranks of this group"
-    told = f"the {who} cannot meet at {place.where}: "
-    if isinstance(error, socket.gaierror):
-        return (
-            f"{told}this host does not know {place.address} ({error.strerror}): give all nodes a "
-            "name of node 0 that each of them knows, or its address"
-        )
-    match error.errno:
-        case errno.EADDRINUSE:
-            return (
-                f"{told}port {place.port} is taken: see `ss -ltnp 'sport = :{place.port}'` for by "
-                f"whom, and stop that, or give all nodes another {place.setting}"
-            )
-        case errno.EADDRNOTAVAIL:
-            return (
-                f"{told}{place.address} is no address of this host, which has rank 0: give all "
-                "nodes an address of node 0 or, if this is not the first node, give it a node_rank "
-                "(data_parallel_start_rank) of its own"
-            )
-        case errno.EACCES:
-            return (
-                f"{told}this user may not listen at port {place.port}: give all nodes another "
-                f"{place.setting}, from 1024 up"
-            )
-        case _:
-            return f"{told}{error.strerror or error}"

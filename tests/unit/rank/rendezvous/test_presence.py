@@ -12,8 +12,8 @@ import pytest
 
 from preloadd.domain.settings import Deadlines, Rendezvous, Source
 from preloadd.errors import LoaderFailed, RendezvousFailed
-from preloadd.rank import rendezvous
-from preloadd.rank.rendezvous import Presence
+from preloadd.rank.rendezvous import presence as module
+from preloadd.rank.rendezvous.presence import Presence
 from tests.ports import free_port
 
 pytestmark = pytest.mark.anyio
@@ -24,8 +24,8 @@ KEY = {"checkpoint": "full:00", "dtype": "float16"}
 
 @pytest.fixture(autouse=True)
 def hurried(monkeypatch) -> None:
-    monkeypatch.setattr(rendezvous, "_BACK_S", 0.05)
-    monkeypatch.setattr(rendezvous, "_AGAIN_S", 0.02)
+    monkeypatch.setattr(module, "_BACK_S", 0.05)
+    monkeypatch.setattr(module, "_AGAIN_S", 0.02)
 
 
 @pytest.fixture
@@ -244,7 +244,7 @@ async def test_a_load_that_fails_alone_does_not_wait_for_long(presence, monkeypa
     async def broken(_agree):
         raise LoaderFailed("no", 1)
 
-    monkeypatch.setattr(rendezvous, "_LINGER_S", 0.2)
+    monkeypatch.setattr(module, "_LINGER_S", 0.2)
     async with working(alone := presence(rank)):
         with anyio.fail_after(2), pytest.raises(LoaderFailed, match="no"):
             await alone.hold(broken)
@@ -325,9 +325,3 @@ async def test_a_load_that_is_cancelled_leaves_at_once(presence):
         with anyio.move_on_after(0.1):
             await rank.hold(load)
         assert load.cancelled
-
-
-def test_what_is_claimed_of_a_key_fits_a_frame_and_is_without_the_place():
-    assert rendezvous._shared(KEY | {"tp_rank": "3", "tp_size": "4"}) == KEY | {"tp_size": "4"}
-    large = rendezvous._shared({f"table{n}": "ä" * 8000 for n in range(8)})
-    assert all(value.startswith("blake2b:") for value in large.values())

@@ -1,20 +1,25 @@
 """Rank 0's port, with strangers of every kind at it."""
 
-import errno
-import logging
 import socket
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
 
 import anyio
 import pytest
 
-from preloadd.domain.ids import Role
 from preloadd.domain.settings import Rendezvous
-from preloadd.protocol import rendezvous as r
-from preloadd.protocol.gathering import Convener
-from preloadd.rank import convening
-from preloadd.rank.convening import Hall, no_port
+from preloadd.protocol.rendezvous.convener import Convener
+from preloadd.protocol.rendezvous.frames import Frames, decode_from_convener, encode
+from preloadd.protocol.rendezvous.messages import (
+    Agreed,
+    Beat,
+    Done,
+    Ended,
+    Failed,
+    FromConvener,
+    Join,
+)
+from preloadd.rank.rendezvous import hall as module
+from preloadd.rank.rendezvous.hall import Hall
 from preloadd.transport import tcp
 from tests.ports import free_port
 
@@ -28,7 +33,7 @@ def place() -> Rendezvous:
     return Rendezvous(HERE, free_port(), rank=0, world=2, node=0, nodes=2)
 
 
-def join(rank: int, **changes) -> r.Join:
+def join(rank: int, **changes) -> Join:
     fields = {
         "preloadd": "1.0",
         "group": "tests",
@@ -40,14 +45,14 @@ def join(rank: int, **changes) -> r.Join:
         "nodes": 2,
         "key": {"checkpoint": "full:00"},
     }
-    return r.Join(**fields | changes)
+    return Join(**fields | changes)
 
 
 class Own:
     """What rank 0 itself was told."""
 
     def __init__(self) -> None:
-        self.heard: list[r.FromConvener] = []
+        self.heard: list[FromConvener] = []
 
 
 @asynccontextmanager
@@ -65,14 +70,14 @@ async def serving(place, own=None):
 class Guest:
     def __init__(self, wire: tcp.Wire) -> None:
         self.wire = wire
-        self._frames = r.Frames()
-        self._found: list[r.FromConvener] = []
+        self._frames = Frames()
+        self._found: list[FromConvener] = []
 
     def say(self, *messages) -> None:
         for message in messages:
-            self.wire.post(r.encode(message))
+            self.wire.post(encode(message))
 
-    async def hear(self) -> r.FromConvener | None:
+    async def hear(self) -> FromConvener | None:
         """The next message; None at the end."""
         with anyio.fail_after(5):
             while not self._found:
@@ -82,7 +87,7 @@ class Guest:
                     return None
                 if not data:
                     return None
-                self._found += map(r.decode_from_convener, self._frames.receive(data))
+                self._found += map(decode_from_convener, self._frames.receive(data))
         return self._found.pop(0)
 
 
@@ -101,14 +106,14 @@ async def test_all_that_come_are_let_go(place):
         guest.say(join(1))
         assert (await guest.hear()).missing == (0,)
         hall.say(join(0))
-        assert await guest.hear() == r.Agreed()
-        assert own.heard == [r.Agreed()]
-        guest.say(r.Done())
+        assert await guest.hear() == Agreed()
+        assert own.heard == [Agreed()]
+        guest.say(Done())
 
 
 async def test_who_is_turned_away_reads_why_and_then_the_end(place):
     async with serving(place) as hall, visiting(place) as guest:
-        guest.say(join(1, world=3), r.Beat())
+        guest.say(join(1, world=3), Beat())
         ended = await guest.hear()
         assert "give all nodes the same sizes" in ended.why
         assert await guest.hear() is None
@@ -125,7 +130,7 @@ async def test_a_guest_that_hangs_up_is_lost(place):
         hall.say(join(0, world=2))
         async with visiting(place) as guest:
             guest.say(join(1))
-            assert await guest.hear() == r.Agreed()
+            assert await guest.hear() == Agreed()
         with anyio.fail_after(5):
             while len(own.heard) < 3:  # noqa: ASYNC110
                 await anyio.sleep(0.005)
@@ -153,17 +158,17 @@ async def test_garbage_of_a_rank_that_has_joined_is_its_loss(place):
     async with serving(place, own) as hall, visiting(place) as guest:
         hall.say(join(0))
         guest.say(join(1))
-        assert await guest.hear() == r.Agreed()
+        assert await guest.hear() == Agreed()
         guest.wire.post(b"\0\0\0\x01\xc1")
         assert await guest.hear() is None
         with anyio.fail_after(5):
-            while not isinstance(own.heard[-1], r.Ended):  # noqa: ASYNC110
+            while not isinstance(own.heard[-1], Ended):  # noqa: ASYNC110
                 await anyio.sleep(0.005)
         assert "rank 1 of node 1 was lost while loading: it broke the protocol" in own.heard[-1].why
 
 
 async def test_a_stranger_that_says_nothing_is_hung_up_on_after_a_while(place, monkeypatch):
-    monkeypatch.setattr(convening, "JOIN_S", 0.1)
+    monkeypatch.setattr(module, "JOIN_S", 0.1)
     async with serving(place), visiting(place) as guest:
         assert await guest.hear() is None
 
@@ -203,8 +208,8 @@ async def test_a_rank_gets_in_however_many_strangers_say_nothing(place):
         assert (await good.hear()).missing == (0,)
         for _ in range(30):
             await visits.enter_async_context(visiting(place))
-        good.say(r.Failed(why="still here"))
-        assert isinstance(await good.hear(), r.Ended)
+        good.say(Failed(why="still here"))
+        assert isinstance(await good.hear(), Ended)
 
 
 async def test_without_descriptors_it_waits_for_some(place, descriptors_left, caplog):
@@ -219,58 +224,3 @@ async def test_without_descriptors_it_waits_for_some(place, descriptors_left, ca
             guest.say(join(1))
             assert (await guest.hear()).missing == (0,)
     assert len(caplog.messages) == 1
-
-
-async def test_a_port_that_is_taken_is_told_once_and_tried_again(place, caplog, monkeypatch):
-    monkeypatch.setattr(tcp, "_AGAIN_S", 0.02)
-    with caplog.at_level(logging.WARNING):
-        with socket.create_server((HERE, place.port)) as server:
-            async with serving(place) as hall:
-                assert f"port {place.port} is taken" in hall.port.fault
-                await anyio.sleep(0.1)
-                server.close()
-                with anyio.fail_after(5):
-                    while hall.port.fault:  # noqa: ASYNC110
-                        await anyio.sleep(0.005)
-    assert len([line for line in caplog.messages if "is taken" in line]) == 1
-
-
-async def test_a_name_by_which_this_host_means_itself_is_no_place_to_meet(place, monkeypatch):
-    real = anyio.getaddrinfo
-    monkeypatch.setattr(anyio, "getaddrinfo", lambda _, port, **more: real(HERE, port, **more))
-    async with serving(replace(place, address="node-0.example")) as hall:
-        assert "node-0.example" in hall.port.fault
-        assert "on this host it means 127.0.0.1, which no other host can reach" in hall.port.fault
-
-
-@pytest.mark.parametrize(
-    ("number", "told"),
-    [
-        (errno.EADDRINUSE, "ss -ltnp"),
-        (errno.EADDRNOTAVAIL, "127.0.0.1 is no address of this host, which has rank 0: give all"),
-        (errno.EADDRNOTAVAIL, "if this is not the first node, give it a node_rank (data_parallel_"),
-        (errno.EACCES, "give all nodes another weight_cache_master_port, from 1024 up"),
-        (errno.ENOBUFS, "no leave"),
-    ],
-)
-def test_what_is_wrong_with_a_port_is_said(place, number, told):
-    text = no_port(place, OSError(number, "no leave"))
-    assert f"{HERE}:{place.port}" in text
-    assert told in text
-    other = replace(place, address="fd00::1", port=29600)
-    assert "meet at [fd00::1]:29600: " in no_port(other, OSError(number, "no leave"))
-
-
-def test_the_port_of_a_draft_is_told_by_its_own_setting(place):
-    draft = replace(place, role=Role.DRAFT)
-    for number in (errno.EADDRINUSE, errno.EACCES):
-        told = no_port(draft, OSError(number, "no"))
-        assert told.startswith("the ranks of this group's draft cannot meet at ")
-        assert "give all nodes another weight_cache_draft_master_port" in told
-
-
-async def test_a_name_that_nobody_knows_is_told_with_what_to_give(place):
-    # Names end with this where it is agreed that there are none (RFC 6761).
-    async with serving(replace(place, address="node-0.invalid")) as hall:
-        assert "this host does not know node-0.invalid (" in hall.port.fault
-        assert hall.port.fault.endswith("name of node 0 that each of them knows, or its address")
