@@ -43,8 +43,9 @@ class Holder:
 class Rank:
     """One rank. Sizes are bytes, `rate` is bytes/s (0: not known), times are seconds.
 
-    `lease_count` is None where the rank did not tell; `leases` may be fewer. `unit` and `active`
-    are systemd's, where it knows of the rank; `group` is empty where nobody told.
+    `done` of `total` are those of the `phase` of a load. `lease_count` is None where the rank did
+    not tell; `leases` may be fewer. `unit` and `active` are systemd's, where it knows of the rank;
+    `group` is empty where nobody told.
     """
 
     instance: str
@@ -65,6 +66,7 @@ class Rank:
     tensors: int = 0
     tensor_bytes: int = 0
     arena_bytes: int = 0
+    phase: str = ""
     done: int = 0
     total: int = 0
     rate: float = 0.0
@@ -101,7 +103,7 @@ class Rank:
 
     @property
     def loads(self) -> bool:
-        """Whether it loads and tells how far it is; a load that failed tells so for ever."""
+        """Whether it loads and tells of how many bytes; a load that failed tells so for ever."""
         return self.condition is Condition.LOADING and self.total > 0
 
     @property
@@ -203,10 +205,15 @@ def remembering(seen: Overview, name: str, places: Collection[str]) -> Overview:
 
 
 def with_rates(seen: Overview, before: Iterable[Rank], after: Iterable[Rank], s: float) -> Overview:
-    """`seen` with the speed of each load, which `s` seconds lie between `before` and `after`."""
-    done = {rank.socket: rank.done for rank in before if rank.loads}
+    """`seen` with the speed of each load, which `s` seconds lie between `before` and `after`.
+
+    Not known (0) of a load that has come to another phase, for that counts anew.
+    """
+    done = {(rank.socket, rank.phase): rank.done for rank in before if rank.loads}
     more = {
-        rank.socket: rank.done - done.get(rank.socket, rank.done) for rank in after if rank.loads
+        rank.socket: rank.done - done.get((rank.socket, rank.phase), rank.done)
+        for rank in after
+        if rank.loads
     }
 
     def rated(rank: Rank) -> Rank:

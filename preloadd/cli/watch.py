@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Iterator
 
 from preloadd.cli.look import Lookout
-from preloadd.cli.overview import Overview, Rank, with_rates
-from preloadd.domain.amounts import percent, size
+from preloadd.cli.overview import Condition, Overview, Rank, with_rates
+from preloadd.domain.amounts import percent, progress, size
 
 STEP = 10
 """Percent of a load between two lines about it."""
@@ -38,17 +38,12 @@ def moments(
 
 def state(rank: Rank) -> str:
     """How a rank is in one or two words."""
-    how = rank.complaint or rank.condition
-    return f"{how} {percent(rank.done, rank.total)}" if rank.loads else how
+    return f"{_how(rank)} {percent(rank.done, rank.total)}" if rank.loads else _how(rank)
 
 
 def explained(rank: Rank) -> str:
     """What there is to say about how a rank is; empty if it just serves."""
-    parts = [rank.detail] if rank.detail else []
-    if rank.loads:
-        rate = f", {size(rank.rate)}/s" if rank.rate else ""
-        parts.append(f"{size(rank.done)} of {size(rank.total)}{rate}")
-    return "; ".join(parts)
+    return "; ".join(filter(None, [rank.detail, _progress(rank, said=rank.condition)]))
 
 
 class Teller:
@@ -71,10 +66,12 @@ class Teller:
 
 def _changed(old: Rank | None, new: Rank) -> Iterator[str]:
     name = _name(new)
-    was = state(old) if old is not None else "new"
-    if old is None or old.complaint != new.complaint or _step(old) != _step(new):
+    if old is None or old.complaint != new.complaint:
+        was = _how(old) if old is not None else "new"
         detail = explained(new)
-        yield f"{name}: {was} -> {state(new)}{f': {detail}' if detail else ''}"
+        yield f"{name}: {was} -> {_how(new)}{f': {detail}' if detail else ''}"
+    elif _step(old) != _step(new):
+        yield f"{name}: {_progress(new) or explained(new) or _how(new)}"
     elif old.pid != new.pid:
         yield f"{name}: {new.condition} as process {new.pid}, was {old.pid}"
     elif new.warning and old.warning != new.warning:
@@ -86,8 +83,20 @@ def _changed(old: Rank | None, new: Rank) -> Iterator[str]:
     yield from (f"{name}: {client} (pid {pid}) left" for client, pid in sorted(had - has))
 
 
-def _step(rank: Rank) -> int:
-    return 100 * rank.done // rank.total // STEP if rank.loads else 0
+def _how(rank: Rank) -> str:
+    return rank.complaint or rank.condition
+
+
+def _progress(rank: Rank, said: str = "") -> str:
+    """How far a load is, and how fast; empty if nothing was told, or that was just `said`."""
+    if rank.condition is not Condition.LOADING:
+        return ""
+    rate = f", {size(rank.rate)}/s" if rank.rate else ""
+    return progress(rank.phase, rank.done, rank.total, said=said) + rate
+
+
+def _step(rank: Rank) -> tuple[str, int]:
+    return rank.phase, 100 * rank.done // rank.total // STEP if rank.loads else 0
 
 
 def _name(rank: Rank) -> str:

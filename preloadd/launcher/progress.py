@@ -21,7 +21,7 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from preloadd.domain.amounts import percent, size
+from preloadd.domain.amounts import progress, size
 from preloadd.errors import PreloadError
 from preloadd.linux.outlet import outlet
 
@@ -109,7 +109,8 @@ class LineDisplay:
 
     def progress(self, name: str, report: Report, *, now: float) -> None:
         """Show a line if the phase is new, or if the last line is old and there is another one."""
-        shown, line = self._shown.get(name), f"{name}: {_told(report)}"
+        shown = self._shown.get(name)
+        line = f"{name}: {progress(report.phase, report.done, report.total)}"
         if shown is None or shown.phase != report.phase:
             self._shown[name] = _Shown(report.phase, now, report.done, now, line)
             self.say(line)
@@ -123,16 +124,6 @@ class LineDisplay:
     def settle(self) -> None:
         """Forget phases, so that the next one is told again."""
         self._shown.clear()
-
-
-def _told(report: Report) -> str:
-    if not report.total:
-        return f"{report.phase}, {size(report.done)}" if report.done else report.phase
-    if not report.done:
-        # It may be over before there is a next line, and must not look as if it were not.
-        return f"{report.phase} {size(report.total)}"
-    share = percent(report.done, report.total)
-    return f"{report.phase} {size(report.done)} of {size(report.total)} ({share})"
 
 
 class Terminal(Console):

@@ -189,6 +189,7 @@ class LeaseTold(Message, frozen=True):
 class StatusTold(Message, frozen=True, tag="status-told"):
     """How the rank is. `counters` tell what loading cost, now and in this process; see the docs.
 
+    `done` of `total` bytes are those of the present `phase` of a load: the next begins at 0 again.
     `warmup` are lines for people: what is made ready besides the weights, and what is wrong there.
     `divided` says why nobody gets these weights, where other ranks have those of other files.
     """
@@ -210,6 +211,7 @@ class StatusTold(Message, frozen=True, tag="status-told"):
     tensor_bytes: int = 0
     arena_bytes: int = 0
     chunks: int = 0
+    phase: str = ""
     done: int = 0
     total: int = 0
     uptime_s: Seconds = 0.0

@@ -15,7 +15,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from preloadd.domain.access import Peer, Policy, may_attach
-from preloadd.domain.amounts import percent
+from preloadd.domain.amounts import progress
 from preloadd.domain.files import FileIdentity
 from preloadd.domain.ids import Instance
 from preloadd.domain.leases import LEASE, PROFILING, Lease
@@ -319,11 +319,11 @@ class Daemon:
             self._settled.set()
             await self._service.undisturbed()
 
-    def _progressed(self, progress: Progress) -> None:
-        self._service.progressed(progress)
-        told = f"{progress.phase} {percent(progress.done, progress.total)}".rstrip()
+    def _progressed(self, told: Progress) -> None:
+        self._service.progressed(told)
         self._hold_off()
-        self._notifier.progress(told, progress.phase, progress.done, progress.total)
+        text = progress(told.phase, told.done, told.total)
+        self._notifier.progress(text, told.phase, told.done, told.total)
 
     def _hold_off(self) -> None:
         """Ask the manager for as long as a loader may take to the next sign of life, and for as

@@ -10,7 +10,6 @@ import os
 from collections.abc import Callable, Collection, Sequence
 
 import anyio
-import msgspec
 
 from preloadd import __version__
 from preloadd.domain.ids import LeaseId, client_name
@@ -21,11 +20,12 @@ from preloadd.domain.settings import RankSettings
 from preloadd.errors import ErrorCode
 from preloadd.linux.fds import OwnedFd, exhausted, is_exhausted
 from preloadd.protocol import messages as m
+from preloadd.protocol.codec import cut
 from preloadd.rank.gate import Gate, lets_in
 from preloadd.rank.generation import Generation
 from preloadd.rank.parking import Parking
 from preloadd.rank.seeding.api import Giver
-from preloadd.rank.telling import lease_told, mismatched
+from preloadd.rank.telling import lease_told, mismatched, with_weights
 
 _UNAVAILABLE: dict[State, m.Reason] = {
     State.STARTING: m.Reason.STARTING,
@@ -400,6 +400,9 @@ class Service:
         """Everything about this rank that may be told to whoever may connect; `divided` is why it
         gives its weights to nobody, where others of the group have other ones."""
         instance = self.settings.parsed_instance
+        state = self._state_told
+        # Of a warm-up that is over, what it told last is still there.
+        progress = self._progress if state is State.LOADING else m.Progress(phase="")
         told = m.StatusTold(
             group=self.settings.group,
             instance=self.settings.instance,
@@ -407,14 +410,15 @@ class Service:
             role=instance.role.value,
             pid=os.getpid(),
             version=__version__,
-            state=self._state_told,
+            state=state,
             detail="; ".join(filter(None, self._remarks(divided))),
             model=self.settings.model.name,
             backend=self.settings.model.memory.value,
             builder=self.settings.model.builder.value,
             adopted=self._adopted,
-            done=self._progress.done,
-            total=self._progress.total,
+            phase=cut(progress.phase),
+            done=progress.done,
+            total=progress.total,
             uptime_s=self._clock() - self._started,
             ready_s=self._ready_s,
             leases=self._leases_told(),
@@ -427,20 +431,7 @@ class Service:
             warmup=tuple(self.warmup()),
             divided=divided,
         )
-        if self.generation is None:
-            return told
-        manifest = self.generation.manifest
-        return msgspec.structs.replace(
-            told,
-            generation=manifest.generation,
-            tensors=len(manifest),
-            tensor_bytes=manifest.nbytes,
-            arena_bytes=self.generation.arena_nbytes,
-            chunks=len(manifest.chunks),
-            key=manifest.key,
-            counters=told.counters
-            | {f"generation_{name}": value for name, value in manifest.counters.items()},
-        )
+        return told if self.generation is None else with_weights(told, self.generation)
 
     @property
     def _state_told(self) -> State:

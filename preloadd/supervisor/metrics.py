@@ -79,12 +79,12 @@ _RANK_METRICS = (
     ),
     Of(
         "preloadd_rank_load_progress_bytes",
-        "How much of the load in progress is there.",
+        "How much of the present phase of a load is done; the next begins at 0.",
         _if_answered(lambda r: r.done),
     ),
     Of(
         "preloadd_rank_load_expected_bytes",
-        "Size of the load in progress; 0 when there is none.",
+        "How much that phase is in all; 0 when there is none, or it is not known.",
         _if_answered(lambda r: r.total),
     ),
     Of("preloadd_rank_loads_total", "Loads by this daemon.", _if_known(lambda r: r.loads)),

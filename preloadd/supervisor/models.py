@@ -100,8 +100,9 @@ class RankTold(Body):
     tensor_bytes: int
     arena_bytes: Annotated[int, Field(description="allocated for the weights")]
     chunks: int
-    done: Annotated[int, Field(description="bytes of the load in progress that are there")]
-    total: Annotated[int, Field(description="bytes of the load in progress; 0: none, or unknown")]
+    phase: Annotated[str, Field(description="what a load does now; empty: there is none")]
+    done: Annotated[int, Field(description="bytes of this phase of the load that are done")]
+    total: Annotated[int, Field(description="bytes of this phase in all; 0: none, or unknown")]
     loads: Annotated[int, Field(description="by this daemon process")]
     bytes_read: Annotated[int, Field(description="from checkpoints, by this daemon process")]
     uptime_seconds: float

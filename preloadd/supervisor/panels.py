@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
-from preloadd.domain.amounts import percent, size
+from preloadd.domain.amounts import progress, size
 from preloadd.domain.lifecycle import State
 from preloadd.supervisor.devices import Device, holder
 from preloadd.supervisor.history import Happening
@@ -136,10 +136,10 @@ def _bar(rank: Snapshot, view: View) -> Child:
     """How far the load is, or what share of its memory the weights take."""
     if rank.condition == State.LOADING and rank.total:
         done = min(rank.done, rank.total)
-        text = f"{size(done)} of {size(rank.total)}"
+        phase = tag("b", rank.phase or rank.condition)
         return [
             tag("progress", value=done, max=rank.total, aria_label="Load"),
-            tag("p", tag("b", percent(done, rank.total)), " ", text, class_="caption"),
+            tag("p", phase, " ", progress("", done, rank.total), class_="caption"),
         ]
     if not rank.arena_bytes:
         return tag("p", "no weights", class_="caption none")

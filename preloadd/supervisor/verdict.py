@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import assert_never
 
-from preloadd.domain.amounts import percent
+from preloadd.domain.amounts import progress
 from preloadd.domain.lifecycle import State
 
 
@@ -65,7 +65,7 @@ class Snapshot:
     `state` is what the rank said, None when it did not answer; `problem` then says why. A stuck
     rank keeps the other facts of its last answer, which came `age_s` seconds ago (None: never), and
     the question has waited `silent_s` seconds. Sizes are bytes: `done` of `total` are those of the
-    load, `arena_bytes` what is held. `started_at` is wall time in seconds since 1970.
+    `phase` of a load, `arena_bytes` what is held. `started_at` is wall time in seconds since 1970.
     """
 
     instance: str
@@ -88,6 +88,7 @@ class Snapshot:
     tensor_bytes: int = 0
     arena_bytes: int = 0
     chunks: int = 0
+    phase: str = ""
     done: int = 0
     total: int = 0
     loads: int = 0
@@ -233,10 +234,8 @@ def _result(unit: Unit) -> str:
 
 
 def _progress(snapshot: Snapshot) -> str:
-    if not snapshot.total:
-        return ""
-    share = percent(snapshot.done, snapshot.total)
-    return f", {snapshot.done:,} of {snapshot.total:,} bytes ({share})"
+    told = progress(snapshot.phase, snapshot.done, snapshot.total, said=State.LOADING)
+    return f", {told}" if told else ""
 
 
 def _detail(detail: str) -> str:

@@ -49,6 +49,7 @@ def test_who_comes_while_a_restarted_rank_loads_is_told_so_at_once(loading):
     assert refused.value.reason == m.Reason.LOADING
     told = manager.status()
     assert (told.state, told.adopted, told.counters["loads"]) == (State.LOADING, False, 0)
+    assert told.phase == "identifying"
     assert 0 == told.done < told.total
     assert "READY" not in {key for fields in manager.told for key in fields}
 

@@ -47,6 +47,7 @@ def test_weights_are_parked_before_the_rank_is_ready_and_their_manifest_last(man
     # The silence a loader may keep and the time it takes to end it: 300 and 10 seconds.
     assert manager.told[first]["EXTEND_TIMEOUT_USEC"] == "310000000"
     statuses = [fields["STATUS"] for fields in manager.told if "STATUS" in fields]
+    assert any(re.fullmatch(r"loading (.+) of \1 \(100%\)", status) for status in statuses)
     assert statuses[-1] == "serving model"
 
 

@@ -121,12 +121,12 @@ def test_status_of_groups_that_are_named(ctl, ranks):
 
 
 def test_status_tells_how_fast_a_rank_loads(ctl, ranks):
-    rank = ranks.serve("CPU-0", state=State.LOADING, done=0, total=1 << 30)
+    rank = ranks.serve("CPU-0", state=State.LOADING, phase="storing", done=0, total=1 << 30)
     steps = iter([1 << 28, 1 << 29])
     told = rank.told
     rank.answers[Status] = lambda: replace(told, done=next(steps))
     ran = ctl("status")
-    assert re.search(r"loading: 256.0 MiB of 1.0 GiB, \d+\.\d MiB/s\n", ran.out)
+    assert re.search(r"loading: storing 256.0 MiB of 1.0 GiB \(25%\), \d+\.\d MiB/s\n", ran.out)
     assert "loading 25%" in ran.out
 
 

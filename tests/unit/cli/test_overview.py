@@ -108,3 +108,11 @@ def test_rates_are_of_loads_alone():
     assert [rank.rate for rank in rated.ranks] == [10.0, 0.0]
     # A load that was begun anew has done less.
     assert with_rates(seen, [loading], [replace(loading, done=5)], 2.0).ranks[0].rate == 0.0
+
+
+def test_a_rate_is_of_one_phase_of_a_load():
+    loading = replace(RANK, condition=Condition.LOADING, phase="loading", total=100, done=10)
+    seen = overview([loading], {})
+    storing = replace(loading, phase="storing", done=90)
+    assert with_rates(seen, [loading], [storing], 2.0).ranks[0].rate == 0.0
+    assert with_rates(seen, [storing], [replace(storing, done=94)], 2.0).ranks[0].rate == 2.0

@@ -69,6 +69,7 @@ def test_a_rank_whose_socket_was_removed_is_told_from_one_that_starts(socket_dir
 def test_what_a_rank_tells_is_kept(ranks, socket_dir):
     told = {"pid": 7, "version": "1", "model": "m", "backend": "host", "builder": "native"}
     sizes = {"tensors": 2, "tensor_bytes": 3, "arena_bytes": 4, "done": 5, "total": 6}
+    sizes["phase"] = "storing"
     rest = {"generation": "a" * 32, "adopted": True, "uptime_s": 1.0, "ready_s": 2.0, "detail": "d"}
     shown = told | sizes | rest | {"counters": {"loads": 1}, "key": {"dtype": "bf16"}}
     ranks.serve("CPU-0").become(**shown, lease_count=9)

@@ -44,7 +44,37 @@ def seen(*ranks, notes=()):
         (
             [replace(LOADING, done=19)],
             [replace(LOADING, done=20, rate=5.0)],
-            ["g CPU-0: loading 19% -> loading 20%: 20 B of 100 B, 5 B/s"],
+            ["g CPU-0: 20 B of 100 B (20%), 5 B/s"],
+        ),
+        (
+            [replace(SERVING, condition=Condition.RELEASED, detail="was released")],
+            [replace(LOADING, phase="opening", total=0)],
+            ["g CPU-0: released -> loading: opening"],
+        ),
+        (
+            [replace(LOADING, phase="opening", total=0)],
+            [replace(LOADING, phase="creating", total=0)],
+            ["g CPU-0: creating"],
+        ),
+        (
+            [replace(LOADING, phase="loading", done=42)],
+            [replace(LOADING, phase="storing", done=42, rate=5.0)],
+            ["g CPU-0: storing 42 B of 100 B (42%), 5 B/s"],
+        ),
+        (
+            [replace(LOADING, phase="storing", done=42)],
+            [replace(LOADING, phase="storing", done=49, rate=5.0)],
+            [],
+        ),
+        (
+            [replace(LOADING, phase="storing", done=99)],
+            [replace(LOADING, total=0, detail="warming up")],
+            ["g CPU-0: warming up"],
+        ),
+        (
+            [replace(LOADING, phase="storing", done=99)],
+            [SERVING],
+            ["g CPU-0: loading -> serving"],
         ),
         (
             [SERVING],
@@ -85,6 +115,10 @@ def test_moments_tell_the_speed_of_loads():
 
 def test_words_of_a_state():
     assert state(LOADING) == "loading 0%"
-    assert explained(replace(LOADING, detail="slow disk")) == "slow disk; 0 B of 100 B"
+    assert explained(replace(LOADING, detail="slow disk")) == "slow disk; 0 B of 100 B (0%)"
+    assert explained(replace(LOADING, phase="loading", done=9)) == "9 B of 100 B (9%)"
+    assert explained(replace(LOADING, phase="storing", done=9)) == "storing 9 B of 100 B (9%)"
+    assert explained(replace(LOADING, phase="creating", total=0)) == "creating"
     assert explained(SERVING) == ""
-    assert state(replace(LOADING, condition=Condition.FAILED, done=9)) == "failed"
+    failed = replace(LOADING, condition=Condition.FAILED, phase="storing", done=9)
+    assert (state(failed), explained(failed)) == ("failed", "")

@@ -116,6 +116,12 @@ def test_malformed_packets_are_refused(packet, text):
 
 def test_unknown_fields_are_ignored():
     assert codec.decode_request(pack({"type": "status", "later": [1]})) == m.Status()
+    newer = msgspec.structs.replace(told(0, {}), phase="storing", done=1, total=2)
+    content = msgspec.to_builtins(newer) | {"later": [1]}
+    assert codec.decode_reply(pack(content)) == newer
+    del content["phase"]
+    older = codec.decode_reply(pack(content))
+    assert (older.phase, older.done, older.total) == ("", 1, 2)
 
 
 def test_values_that_check_themselves_are_refused_too(decoders):

@@ -136,7 +136,8 @@ async def test_while_there_is_nothing_every_state_says_so(service, make):
     service.load_started()
     service.progressed(m.Progress(phase="loading", done=3, total=9))
     assert unavailable() == ("loading", "CPU-0 is loading", 3, 9)
-    assert (service.status().done, service.status().total) == (3, 9)
+    told = service.status()
+    assert (told.phase, told.done, told.total) == ("loading", 3, 9)
     service.load_failed("the disk is gone")
     assert unavailable() == ("failed", "the disk is gone", 0, 0)
     service.load_started()
@@ -149,6 +150,25 @@ async def test_while_there_is_nothing_every_state_says_so(service, make):
     assert unavailable()[1] == "CPU-0 is loading"
     service.stopping()
     assert unavailable()[0] == "stopping"
+
+
+async def test_a_phase_is_told_for_as_long_as_it_is_of_a_load(service, make):
+    service.load_started()
+    service.close_gate()
+    service.progressed(m.Progress(phase="storing", done=2, total=2))
+    service.loaded(make())
+    assert (service.status().state, service.status().phase) == (State.LOADING, "")
+    service.progressed(m.Progress(phase="warming up: saying a token"))
+    assert service.status().phase == "warming up: saying a token"
+    service.open_gate()
+    assert (service.status().state, service.status().phase) == (State.SERVING, "")
+
+
+async def test_a_phase_without_end_does_not_fill_the_status(service):
+    service.load_started()
+    service.progressed(m.Progress(phase="waiting\n" * 9000))
+    phase = service.status().phase
+    assert (len(phase), phase.isprintable()) == (512, True)
 
 
 async def test_watchers_wake_up_at_every_change(service, make):

@@ -23,7 +23,7 @@ SERVING = Snapshot(
     lease_count=1,
     engines=(Engine("vllm", 9, "zero_copy"),),
 )
-LOADING = Snapshot("CPU-1", State.LOADING, done=1, total=4)
+LOADING = Snapshot("CPU-1", State.LOADING, phase="storing", done=1, total=4)
 ABSENT = Snapshot("CPU-0", contact=Contact.ABSENT, problem="gone")
 PATHS = ["/healthz", "/livez", "/readyz", "/metrics", "/"]
 LISTS = [
@@ -62,12 +62,13 @@ def test_200_only_when_every_rank_serves(path):
 def test_healthz_tells_everything_about_every_rank():
     body = ask("GET", "/healthz", SERVING, LOADING).json()
     assert body["healthy"] is False
-    assert body["reasons"] == ["CPU-1: loading, 1 of 4 bytes (25%)"]
+    assert body["reasons"] == ["CPU-1: loading, storing 1 B of 4 B (25%)"]
     first, second = body["ranks"]
     assert (first["instance"], first["state"], first["pid"]) == ("CPU-0", "serving", 7)
     assert (first["arena_bytes"], first["adopted"], first["lease_count"]) == (1 << 20, True, 1)
     assert first["engines"] == [{"client": "vllm", "pid": 9, "mode": "zero_copy"}]
-    assert (second["state"], second["done"], second["total"]) == ("loading", 1, 4)
+    assert (second["state"], second["phase"]) == ("loading", "storing")
+    assert (second["done"], second["total"]) == (1, 4)
     assert ask("GET", "/healthz", ABSENT).json()["ranks"][0]["state"] is None
 
 

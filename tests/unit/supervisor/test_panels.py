@@ -39,9 +39,18 @@ def test_a_rank_is_shown_with_state_weights_and_engines(crowd):
 def test_progress_of_a_load_is_a_bar_with_its_numbers(crowd):
     text = panels.group(groups(crowd.ranks)[1], crowd)
     assert '<progress value="1" max="4" aria-label="Load">' in text
-    assert "25%" in text
+    assert "<b>loading</b> 1 B of 4 B (25%)" in text
     assert "no answer for 7 s" in text
     assert "as of 8 s ago" in text
+
+
+def test_the_phase_of_a_load_is_told_with_its_bar_or_in_its_place(crowd):
+    storing = replace(crowd.ranks[1], phase="storing")
+    assert "<b>storing</b> 1 B of 4 B (25%)" in panels.group(groups([storing])[0], crowd)
+    creating = replace(storing, phase="creating", done=0, total=0)
+    text = panels.group(groups([creating])[0], crowd)
+    assert 'class="why">loading, creating' in text
+    assert "<progress" not in text
 
 
 def test_progress_beyond_the_end_is_drawn_as_the_end(crowd):

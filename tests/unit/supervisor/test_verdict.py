@@ -50,12 +50,21 @@ def test_no_ranks_are_not_healthy():
         (Snapshot("CPU-1", State.STARTING), "CPU-1: starting"),
         (Snapshot("CPU-1", State.LOADING), "CPU-1: loading"),
         (
+            Snapshot("CPU-1", State.LOADING, phase="loading", done=1_500, total=3_000),
+            "CPU-1: loading, 1.5 KiB of 2.9 KiB (50%)",
+        ),
+        (
+            Snapshot("CPU-1", State.LOADING, phase="storing", done=1_500, total=3_000),
+            "CPU-1: loading, storing 1.5 KiB of 2.9 KiB (50%)",
+        ),
+        (Snapshot("CPU-1", State.LOADING, phase="creating"), "CPU-1: loading, creating"),
+        (
             Snapshot("CPU-1", State.LOADING, done=1_500, total=3_000),
-            "CPU-1: loading, 1,500 of 3,000 bytes (50%)",
+            "CPU-1: loading, 1.5 KiB of 2.9 KiB (50%)",
         ),
         (
             Snapshot("CPU-1", State.LOADING, detail="reading", done=0, total=10),
-            "CPU-1: loading, 0 of 10 bytes (0%): reading",
+            "CPU-1: loading, 0 B of 10 B (0%): reading",
         ),
         (Snapshot("CPU-1", State.RELEASED), "CPU-1: released"),
         (Snapshot("CPU-1", State.FAILED, detail="disk"), "CPU-1: failed: disk"),
