@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from preloadd.domain.amounts import percent
+from preloadd.domain.amounts import progress
 from preloadd.domain.files import FileIdentity
 from preloadd.domain.ids import DeviceId, Instance, Role
 from preloadd.domain.key import ABSENT, CHECKPOINT, Key, differences, digest_method
@@ -370,8 +370,7 @@ def _told(fields: Sequence[m.Field]) -> tuple[tuple[str, str, str], ...]:
 
 
 def _progress(reply: m.NotAvailable) -> str:
-    if reply.reason is not m.Reason.LOADING or not reply.total:
+    far = progress(reply.phase, reply.done, reply.total, said=reply.reason)
+    if reply.reason is not m.Reason.LOADING or not far:
         return f"the daemon has no weights now ({reply.reason}): {reply.detail}"
-    return (
-        f"the daemon is still loading ({percent(reply.done, reply.total)} of {reply.total:,} bytes)"
-    )
+    return f"the daemon is still loading: {far}"

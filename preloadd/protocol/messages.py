@@ -150,10 +150,11 @@ class Mismatched(Message, frozen=True, tag="mismatch"):
 
 
 class NotAvailable(Message, frozen=True, tag="unavailable"):
-    """No weights now. With `LOADING`, `done` and `total` tell how far the load is (bytes)."""
+    """No weights now. With `LOADING`, `done` of `total` bytes are those of the load's `phase`."""
 
     reason: Reason
     detail: str
+    phase: str = ""
     done: int = 0
     total: int = 0
 

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Collection, Sequence
 
 import anyio
+import msgspec
 
 from preloadd import __version__
 from preloadd.domain.ids import LeaseId, client_name
@@ -400,9 +401,7 @@ class Service:
         """Everything about this rank that may be told to whoever may connect; `divided` is why it
         gives its weights to nobody, where others of the group have other ones."""
         instance = self.settings.parsed_instance
-        state = self._state_told
-        # Of a warm-up that is over, what it told last is still there.
-        progress = self._progress if state is State.LOADING else m.Progress(phase="")
+        progress = self._progress_told
         told = m.StatusTold(
             group=self.settings.group,
             instance=self.settings.instance,
@@ -410,13 +409,13 @@ class Service:
             role=instance.role.value,
             pid=os.getpid(),
             version=__version__,
-            state=state,
+            state=self._state_told,
             detail="; ".join(filter(None, self._remarks(divided))),
             model=self.settings.model.name,
             backend=self.settings.model.memory.value,
             builder=self.settings.model.builder.value,
             adopted=self._adopted,
-            phase=cut(progress.phase),
+            phase=progress.phase,
             done=progress.done,
             total=progress.total,
             uptime_s=self._clock() - self._started,
@@ -432,6 +431,13 @@ class Service:
             divided=divided,
         )
         return told if self.generation is None else with_weights(told, self.generation)
+
+    @property
+    def _progress_told(self) -> m.Progress:
+        """How far the load is that is under way; of one that is over, nothing."""
+        if self._state_told is not State.LOADING:
+            return m.Progress(phase="")
+        return msgspec.structs.replace(self._progress, phase=cut(self._progress.phase))
 
     @property
     def _state_told(self) -> State:
@@ -479,7 +485,14 @@ class Service:
 
     def _not_available(self) -> m.NotAvailable:
         reason = _UNAVAILABLE.get(self.state, m.Reason.STARTING)
-        detail = self._detail or f"{self.settings.instance} is {self.state}"
+        detail, progress = (
+            self._detail or f"{self.settings.instance} is {self.state}",
+            self._progress_told,
+        )
         return m.NotAvailable(
-            reason=reason, detail=detail, done=self._progress.done, total=self._progress.total
+            reason=reason,
+            detail=detail,
+            phase=progress.phase,
+            done=progress.done,
+            total=progress.total,
         )

@@ -127,21 +127,21 @@ async def test_without_descriptors_nothing_is_granted_and_none_is_lost(serving, 
 
 
 async def test_while_there_is_nothing_every_state_says_so(service, make):
-    def unavailable() -> tuple[str, str, int, int]:
+    def unavailable() -> tuple[str, str, str, int, int]:
         told = service.attach(ATTACH, pid=7)
         assert told == service.memory(m.Memory(key=KEY, device="CPU-0"))
-        return told.reason, told.detail, told.done, told.total
+        return told.reason, told.detail, told.phase, told.done, told.total
 
-    assert unavailable() == ("starting", "CPU-0 is starting", 0, 0)
+    assert unavailable() == ("starting", "CPU-0 is starting", "", 0, 0)
     service.load_started()
-    service.progressed(m.Progress(phase="loading", done=3, total=9))
-    assert unavailable() == ("loading", "CPU-0 is loading", 3, 9)
+    service.progressed(m.Progress(phase="storing", done=3, total=9))
+    assert unavailable() == ("loading", "CPU-0 is loading", "storing", 3, 9)
     told = service.status()
-    assert (told.phase, told.done, told.total) == ("loading", 3, 9)
+    assert (told.phase, told.done, told.total) == ("storing", 3, 9)
     service.load_failed("the disk is gone")
-    assert unavailable() == ("failed", "the disk is gone", 0, 0)
+    assert unavailable() == ("failed", "the disk is gone", "", 0, 0)
     service.load_started()
-    assert unavailable() == ("loading", "CPU-0 is loading", 0, 0)
+    assert unavailable() == ("loading", "CPU-0 is loading", "", 0, 0)
     service.loaded(make())
     assert service.release(None, operator=True) == m.Done()
     reason, detail, *_ = unavailable()

@@ -27,7 +27,8 @@ pytestmark = pytest.mark.anyio
 
 FIELDS = {"config_hash": HASH, "dp_rank": 0, "rank": 3}
 KIND = "flashinfer_autotune"
-AT_ONCE_S = 1.0
+AT_ONCE_S = 5.0
+"""Much less than others may take to ask, REQUEST_S, and enough for a machine with much to do."""
 CROWD = str(Path(__file__).with_name("crowd_stand_in.py"))
 
 
@@ -164,15 +165,16 @@ async def test_who_has_a_token_is_told_what_is_wrong(serving, attack):
 async def test_bytes_that_trickle_in_have_one_deadline(serving, wanted, table, monkeypatch):
     monkeypatch.setattr(of, "REQUEST_S", 0.15)
     async with serving() as source, connected(source) as wire:
-        begun, sent = anyio.current_time(), asking()
+        sent, taken = asking(), 0
         with suppress(ConnectionError):
-            for at in range(100):
-                await wire.send(sent[at : at + 1])
+            while taken < 100:
+                await wire.send(sent[taken : taken + 1])
+                taken += 1
                 await anyio.sleep(0.01)
-                if at == 5:
+                if taken == 5:
                     await a_good_peer_is_served(source, wanted, table)
         assert await heard(wire) is None
-        assert anyio.current_time() - begun < AT_ONCE_S
+        assert taken < 100
 
 
 async def test_a_peer_that_does_not_read_has_one_deadline(serving, monkeypatch):
