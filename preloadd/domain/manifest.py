@@ -215,7 +215,8 @@ def _layout_fault(shape: tuple[int, ...], strides: tuple[int, ...] | None) -> st
     """What is wrong with a view, wherever it lies; '' if nothing is."""
     if shape and min(shape) < 0:
         return f"shape {shape}"
-    if 0 in shape and math.prod(filter(None, shape)) > MAX_ARENA_BYTES:
+    # One without elements, or with strides of 0, needs no memory for all that it counts.
+    if math.prod(filter(None, shape)) > MAX_ARENA_BYTES:
         return f"shape {shape}"
     if strides is not None and (len(strides) != len(shape) or not _are_strides(strides)):
         return f"strides {strides} for shape {shape}"

@@ -6,6 +6,7 @@ close unmaps it.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -51,6 +52,15 @@ class Arenas:
         # the finalizer of a model that lets go of its arena in this very thread.
         self._lock = threading.RLock()
         self._mapped: WeakValueDictionary[Identity, _Mapped] = WeakValueDictionary()
+
+    def guard_forks(self) -> None:
+        """From now on nobody forks this process while another thread maps or unmaps: in the child,
+        what that had begun would never end."""
+        os.register_at_fork(
+            before=self._lock.acquire,
+            after_in_parent=self._lock.release,
+            after_in_child=self._lock.release,
+        )
 
     def __len__(self) -> int:
         return len(self._mapped)
@@ -164,3 +174,4 @@ def unless_in_use(then: Callable[[], object]) -> Iterator[None]:
 
 ARENAS = Arenas()
 """Those of this process."""
+ARENAS.guard_forks()

@@ -318,8 +318,13 @@ def _map(
     fds: Sequence[OwnedFd],
 ) -> tuple[Manifest, Share]:
     """Map what was granted, after the manifest itself says that it is what was asked for."""
+    packed = read_sealed(fds[0].fileno(), granted.manifest)
+    if len(packed) != granted.manifest:
+        raise DamagedManifest(
+            f"the daemon granted a manifest of {granted.manifest} bytes, and sent {len(packed)}"
+        )
     with undisturbed():
-        manifest = payload.decode(read_sealed(fds[0].fileno(), granted.manifest))
+        manifest = payload.decode(packed)
     if (manifest.generation, manifest.chunks) != (granted.generation, granted.chunks):
         raise DamagedManifest("the daemon granted other chunks than its manifest describes")
     _check_wanted(manifest, wanted, key)

@@ -95,7 +95,12 @@ def _seconds(value: object) -> float:
         raise ValueError(f"{value!r} is no number of seconds")  # noqa: TRY004
     if not math.isfinite(value) or value < 0:
         raise ValueError(f"{value!r} is no number of seconds")
+    if value > _MOST_S:
+        raise ValueError(f"{value!r} is more than a day: give {_MOST_S} seconds or less")
     return float(value)
+
+
+_MOST_S = 86_400
 
 
 _PARSERS: dict[str, Callable[[object], object]] = {

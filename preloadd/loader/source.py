@@ -10,6 +10,7 @@ from pathlib import Path
 
 from preloadd.errors import ReadFailed
 from preloadd.linux.fds import OwnedFd, exhausted, is_exhausted
+from preloadd.linux.page_cache import holds
 from preloadd.memory.api import ALIGNED
 from preloadd.weights.checkpoint.reading import read_into, refused
 
@@ -62,18 +63,12 @@ class OpenFile:
         step = max(1, (nbytes - 1) // (_PROBES - 1))
         places = range(offset, offset + nbytes, step)
         for place in places[1:2] if self._warm else places:
-            if not self._tells:
-                return None
-            try:
-                os.preadv(self.fd, [bytearray(1)], place, os.RWF_NOWAIT)
-            except BlockingIOError:
-                self._warm = False
-                return False
-            except OSError:
-                # EOPNOTSUPP of this file system. If the disk is ill, the read will say so.
-                self._tells = False
-        self._warm = self._tells
-        return True if self._tells else None
+            found = holds(self.fd, place) if self._tells else None
+            if not found:
+                self._warm, self._tells = False, found is not None
+                return found
+        self._warm = True
+        return True
 
     def read(self, target: memoryview, offset: int) -> None:
         """Fill `target` with what the file holds from `offset` on; ReadFailed."""

@@ -101,6 +101,15 @@ BAD = {
         make(tensors={"shape": [(4, 6), (6, 2), (0, 1 << 40, 1 << 40), ()]}),
         "b has shape",
     ),
+    "more elements in one place than can be counted": (
+        make(
+            tensors={
+                "shape": [(4, 6), (6, 2), (1 << 32, 1 << 32), ()],
+                "strides": [None, (1, 6), (0, 0), None],
+            }
+        ),
+        "b has shape",
+    ),
     "a stride that cannot be": (
         make(
             tensors={

@@ -1,6 +1,8 @@
 """On host memory, and on a GPU's that a library stands in for."""
 
 import gc
+import subprocess
+import sys
 import threading
 import weakref
 from contextlib import ExitStack
@@ -282,3 +284,10 @@ def test_a_finalizer_may_let_go_while_another_arena_is_being_mapped(share, arena
     other = arenas.share(identity, memory.granted(), Collecting())
     assert (len(arenas), memory.mapped) == (1, 2)
     other.close()
+
+
+@pytest.mark.slow
+def test_who_is_forked_while_another_thread_attaches_can_attach():
+    script = Path(__file__).with_name("forking_stand_in.py")
+    argv = [sys.executable, "-W", "ignore::DeprecationWarning", script]
+    subprocess.run(argv, check=True, timeout=60)

@@ -31,6 +31,7 @@ def test_every_option_is_read():
         ({"fallback": "no"}, "option fallback: 'no' is neither true nor false"),
         ({"connect_timeout_s": -1}, "option connect_timeout_s: -1"),
         ({"state_timeout_s": float("nan")}, "option state_timeout_s: nan"),
+        ({"connect_timeout_s": 1e10}, "option connect_timeout_s: 10000000000.0 is more than a day"),
         ({"state_timeout_s": True}, "option state_timeout_s: True"),
         ({"socket_dir": ""}, "option socket_dir: '' is no path"),
         ({"socket_dir": "/d", "socket_path": "/s"}, "exclude each other"),

@@ -124,14 +124,6 @@ class Shard(NamedTuple):
             pytest.skip(f"the file system of {self.path} does not have RWF_NOWAIT")
         os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
-    def once(self, attempt: Callable[[], bool]) -> bool:
-        """Whether one of a few attempts succeeds to see that the page cache lacks something.
-
-        A look lets the kernel read what is not there, and a quick virtual disk may have read it
-        before the kernel answers.
-        """
-        return any(attempt() for _ in range(30))
-
 
 @pytest.fixture
 def shard(tmp_path: Path) -> Iterator[Shard]:

@@ -24,47 +24,40 @@ def test_the_page_cache_is_looked_into_without_filling_it(shard):
     shard.drop()
     shard.path.read_bytes()
     assert shard.opened().cached(0, 6 * MIB) is True
-
-    def lacks_both() -> bool:
-        shard.drop()
-        return not any(shard.opened().cached(place, MIB) for place in (3 * MIB, 4 * MIB))
-
-    assert shard.once(lacks_both)
+    shard.drop()
+    assert shard.opened().cached(3 * MIB, MIB) is False
+    assert shard.opened().cached(4 * MIB, MIB) is False
 
 
-@pytest.mark.parametrize("end", [0, 6 * MIB - 4096])
-def test_a_piece_of_which_only_an_end_is_cached_is_not(shard, end):
-    def lacks_the_rest() -> bool:
-        shard.drop()
-        os.pread(shard.fd, 4096, end)
-        assert shard.opened().cached(end, 1) is True
-        return shard.opened().cached(0, 6 * MIB) is False
-
-    assert shard.once(lacks_the_rest)
+def test_a_piece_of_which_only_an_end_is_cached_is_not(shard):
+    shard.drop()
+    os.pread(shard.fd, 4096, 0)
+    assert shard.opened().cached(0, 1) is True
+    assert shard.opened().cached(0, 6 * MIB) is False
+    shard.drop()
+    os.pread(shard.fd, 4096, 6 * MIB - 4096)
+    assert shard.opened().cached(0, 6 * MIB) is False
 
 
 def test_what_was_warm_is_looked_into_at_one_place_until_it_is_not(shard):
-    def cools() -> bool:
-        shard.drop()
-        shard.path.read_bytes()
-        file = shard.opened()
-        assert file.cached(0, 6 * MIB) is True
-        shard.drop()
-        first = file.cached(0, 6 * MIB)
-        os.pread(shard.fd, 4096, 2 * MIB - ALIGNED)
-        # Where that one place is cached, the others count again.
-        return first is file.cached(0, 6 * MIB) is False
-
-    assert shard.once(cools)
+    shard.drop()
+    shard.path.read_bytes()
+    file = shard.opened()
+    assert file.cached(0, 6 * MIB) is True
+    shard.drop()
+    assert file.cached(0, 6 * MIB) is False
+    os.pread(shard.fd, 4096, 2 * MIB - ALIGNED)
+    # Where that one place is cached, the others count again.
+    assert file.cached(0, 6 * MIB) is False
 
 
-def test_a_file_system_that_does_not_tell_is_not_asked_again():
-    fd = os.memfd_create("shard")
+def test_a_kernel_that_does_not_tell_is_not_asked_again(shard):
+    fd = os.open(shard.path, os.O_PATH)  # with which nothing can be done
     try:
-        os.write(fd, bytes(8192))
-        file = OpenFile(Path("shard"), fd)
-        if file.cached(0, 8192) is not None:
-            pytest.skip("this kernel has RWF_NOWAIT for memory")
+        file = OpenFile(shard.path, fd)
+        assert file.cached(0, 8192) is None
+        os.dup2(shard.fd, fd)
+        shard.path.read_bytes()
         assert file.cached(0, 8192) is None
     finally:
         os.close(fd)
@@ -115,14 +108,11 @@ def test_a_piece_is_read_as_it_was_begun_whatever_other_threads_find(shard, buff
 
 
 def test_blocks_are_read_past_the_cache(shard, buffer):
-    def lacks_it_still() -> bool:
-        shard.drop()
-        file = shard.opened()
-        assert file.read_direct(buffer, 3 * MIB, len(buffer)) is True
-        assert bytes(buffer) == shard.content[3 * MIB : 5 * MIB]
-        return file.cached(3 * MIB, MIB) is False
-
-    assert shard.once(lacks_it_still)
+    shard.drop()
+    file = shard.opened()
+    assert file.read_direct(buffer, 3 * MIB, len(buffer)) is True
+    assert bytes(buffer) == shard.content[3 * MIB : 5 * MIB]
+    assert file.cached(3 * MIB, MIB) is False
 
 
 @pytest.mark.parametrize("wanted", [1234, 1000, 4096 + 1234])
