@@ -103,7 +103,7 @@ class Rank:
 
     @property
     def loads(self) -> bool:
-        """Whether it loads and tells of how many bytes; a load that failed tells so for ever."""
+        """Whether it loads and tells of how many bytes."""
         return self.condition is Condition.LOADING and self.total > 0
 
     @property

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Self, TypeVar
 
 from preloadd.cli.overview import Condition, Holder, Rank
@@ -19,8 +18,8 @@ from preloadd.linux.paths import derived_dirs, socket_dirs, trusted_dir
 from preloadd.linux.threads import starting
 from preloadd.protocol.messages import Reply, Request, StatusTold
 from preloadd.transport.blocking import connect
-from preloadd.transport.silence import Silence, silence
 from preloadd.transport.status import ask_status
+from preloadd.transport.unheard import Unheard, unheard
 
 Asked = TypeVar("Asked")
 Answer = TypeVar("Answer")
@@ -159,21 +158,18 @@ def _silent(address: RankAddress, error: PreloadError, timeout: float) -> tuple[
         case Unavailable() if isinstance(error.__cause__, TimeoutError):
             return Condition.STUCK, f"{who} does not answer within {timeout:g} s"
         case Unavailable():
-            found, text = silence(address.socket, address.pid)
-            return _CONDITIONS[found], text
+            return _unheard(address.socket, address.pid)
         case AccessDenied():
             return Condition.DENIED, f"user {os.geteuid()} may not ask it: run this as root"
         case _:
             return Condition.UNCLEAR, str(error)
 
 
-_CONDITIONS: Mapping[Silence, Condition] = MappingProxyType(
-    {
-        Silence.ENDED: Condition.ABSENT,
-        Silence.STARTING: Condition.STARTING,
-        Silence.HIDDEN: Condition.UNCLEAR,
-    }
-)
+def _unheard(socket: Path, pid: int | None) -> tuple[Condition, str]:
+    if pid is None:
+        return Condition.ABSENT, f"its daemon has ended: nobody listens on {socket}"
+    found, text = unheard(socket, pid)
+    return Condition.STARTING if found is Unheard.STARTING else Condition.UNCLEAR, text
 
 
 def _from_told(address: RankAddress, told: StatusTold) -> Rank:

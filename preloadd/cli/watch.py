@@ -70,10 +70,12 @@ def _changed(old: Rank | None, new: Rank) -> Iterator[str]:
         was = _how(old) if old is not None else "new"
         detail = explained(new)
         yield f"{name}: {was} -> {_how(new)}{f': {detail}' if detail else ''}"
+    elif old.pid != new.pid:
+        far = _progress(new)
+        told = f"{name}: {_how(new)} as process {new.pid}, was {old.pid}"
+        yield f"{told}: {far}" if far else told
     elif _step(old) != _step(new):
         yield f"{name}: {_progress(new) or explained(new) or _how(new)}"
-    elif old.pid != new.pid:
-        yield f"{name}: {new.condition} as process {new.pid}, was {old.pid}"
     elif new.warning and old.warning != new.warning:
         yield f"{name}: warning: {new.warning}"
     if old is None or old.lease_count is None or new.lease_count is None:

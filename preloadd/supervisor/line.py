@@ -6,6 +6,8 @@ import socket
 from pathlib import Path
 from typing import Self
 
+import anyio.to_thread
+
 from preloadd.errors import Unavailable
 from preloadd.linux import seqpacket
 from preloadd.linux.fds import OwnedFd
@@ -15,8 +17,11 @@ from preloadd.protocol.connection import ClientConnection
 from preloadd.protocol.messages import Reason, Status, StatusTold
 from preloadd.transport.aio import Link
 from preloadd.transport.blocking import not_connected
-from preloadd.transport.silence import Silence, silence
 from preloadd.transport.status import status_of
+from preloadd.transport.unheard import Unheard, unheard
+
+HIDDEN = "hidden"
+"""The reason why a rank is unavailable that serves behind a socket which was removed."""
 
 
 class Line(Owner):
@@ -28,9 +33,9 @@ class Line(Owner):
         self._path = path
 
     @classmethod
-    def open(cls, path: Path) -> Self:
-        """Connect at once. Unavailable with reason BUSY if the rank accepts no connection, and
-        STARTING if its daemon runs and listens nowhere: it loads, for one.
+    async def open(cls, path: Path) -> Self:
+        """Connect at once. Unavailable with reason BUSY if the rank accepts no connection, STARTING
+        if its daemon runs and listens nowhere, as while it loads, or HIDDEN.
 
         Otherwise PreloadError as of `transport.blocking.connect`.
         """
@@ -43,7 +48,9 @@ class Line(Owner):
                 "if it hangs",
             ) from error
         except (FileNotFoundError, ConnectionRefusedError) as error:
-            raise _unheard(path) or not_connected(path, error, 0) from error
+            # A host may have so many sockets that to go through them takes a while.
+            why = await anyio.to_thread.run_sync(_unheard, path, abandon_on_cancel=True)
+            raise why or not_connected(path, error, 0) from error
         except OSError as error:
             raise not_connected(path, error, 0) from error
         return cls(sock, path)
@@ -83,13 +90,10 @@ def _unheard(path: Path) -> Unavailable | None:
     """What to raise where nobody listens though a daemon runs; None if there is none, or if that
     cannot be known."""
     try:
-        found, text = silence(path, holder(path.parent / FILE_NAME))
+        pid = holder(path.parent / FILE_NAME)
     except OSError:
         return None
-    match found:
-        case Silence.STARTING:
-            return Unavailable(Reason.STARTING, text)
-        case Silence.HIDDEN:
-            return Unavailable("absent", text)
-        case Silence.ENDED:
-            return None
+    if pid is None:
+        return None
+    found, text = unheard(path, pid)
+    return Unavailable(HIDDEN if found is Unheard.HIDDEN else Reason.STARTING, text)

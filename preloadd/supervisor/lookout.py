@@ -21,12 +21,13 @@ import anyio
 from anyio.abc import TaskGroup
 
 from preloadd.domain.ids import Instance
+from preloadd.domain.lifecycle import State
 from preloadd.domain.lines import one_line
 from preloadd.errors import AccessDenied, PreloadError, Unavailable
 from preloadd.protocol.messages import Reason, StatusTold
 from preloadd.supervisor.devices import Device, Sample
 from preloadd.supervisor.history import KEPT, Happening, History
-from preloadd.supervisor.line import Line
+from preloadd.supervisor.line import HIDDEN, Line
 from preloadd.supervisor.nodes import Peer
 from preloadd.supervisor.peers import Peers
 from preloadd.supervisor.roster import Expected, Wanted, socket_path
@@ -40,7 +41,11 @@ log = logging.getLogger(__name__)
 _FAILED = PreloadError("this supervisor failed to ask it: its log says why")
 
 _UNAVAILABLE: Mapping[str, Contact] = MappingProxyType(
-    {Reason.BUSY: Contact.STUCK, Reason.STARTING: Contact.STARTING}
+    {
+        Reason.BUSY: Contact.STUCK,
+        Reason.STARTING: Contact.STARTING,
+        HIDDEN: Contact.FAULTY,
+    }
 )
 """What has been met where there was no answer; all else is that nobody is there."""
 
@@ -195,7 +200,7 @@ class Lookout:
             early = history.standing is None and now.condition == Contact.ABSENT
             post.missed_at = time + self._pace.patience if early else math.inf
             # A rank that loads for the first time does not listen for as long.
-            calm = early or not complaint(now) or now.contact is Contact.STARTING
+            calm = early or not complaint(now) or now.condition == State.STARTING
             level = logging.INFO if calm else logging.WARNING
             log.log(level, "%s: %s", now.name, complaint(now) or now.condition)
         elif time >= post.missed_at:
@@ -247,7 +252,7 @@ class _Post:
 
     async def _converse(self) -> None:
         """Ask over one connection, as long as there are answers."""
-        with Line.open(self._path) as line:
+        with await Line.open(self._path) as line:
             while True:
                 told = await self._ask(line)
                 wall = datetime.now(UTC).timestamp()

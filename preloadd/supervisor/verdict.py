@@ -22,7 +22,8 @@ class Contact(StrEnum):
     STUCK = "stuck"
     """It took the question and says nothing."""
     FAULTY = "faulty"
-    """It refused to answer, or did not answer as the rank that was asked."""
+    """It refused to answer, did not answer as the rank that was asked, or cannot be asked: its
+    socket was removed."""
 
 
 CONDITIONS = (*(str(state) for state in State), Contact.ABSENT, Contact.STUCK, Contact.FAULTY)
@@ -177,8 +178,12 @@ def complaint(snapshot: Snapshot) -> str:
     match snapshot.contact:
         case Contact.ANSWERED:
             return _state_complaint(snapshot)
-        case Contact.ABSENT | Contact.STARTING:
+        case Contact.ABSENT:
             return _unit_complaint(snapshot.unit) or snapshot.problem
+        case Contact.STARTING:
+            # It runs, so what is said of a unit that was stopped is old, or of another daemon.
+            stopped = snapshot.unit is not None and snapshot.unit.active_state == "inactive"
+            return (not stopped and _unit_complaint(snapshot.unit)) or snapshot.problem
         case Contact.STUCK:
             return _unit_complaint(snapshot.unit) or snapshot.problem or _silence(snapshot)
         case Contact.FAULTY:

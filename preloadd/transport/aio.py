@@ -102,6 +102,8 @@ class Session:
         self._link = link
         self._connection = connection
         self._limits = limits
+        # An answer leaves without another turn of the loop. Whoever sends waits for its next
+        # request before it does so again, so it keeps nobody from sending.
         self._sending = anyio.Lock(fast_acquire=True)
 
     @property

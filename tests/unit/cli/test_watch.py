@@ -47,6 +47,11 @@ def seen(*ranks, notes=()):
             ["g CPU-0: 20 B of 100 B (20%), 5 B/s"],
         ),
         (
+            [replace(LOADING, phase="storing", done=42)],
+            [replace(LOADING, phase="opening", total=0, pid=2)],
+            ["g CPU-0: loading as process 2, was 1: opening"],
+        ),
+        (
             [replace(SERVING, condition=Condition.RELEASED, detail="was released")],
             [replace(LOADING, phase="opening", total=0)],
             ["g CPU-0: released -> loading: opening"],

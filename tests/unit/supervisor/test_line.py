@@ -11,7 +11,7 @@ from preloadd.linux import seqpacket
 from preloadd.linux.locks import Lock
 from preloadd.protocol import codec
 from preloadd.protocol.messages import Done, NotAvailable, Reason, Refused
-from preloadd.supervisor.line import Line
+from preloadd.supervisor.line import HIDDEN, Line
 from tests.unit.supervisor.given import told
 
 pytestmark = pytest.mark.anyio
@@ -77,7 +77,7 @@ async def test_a_rank_that_hangs_up_instead_of_answering_is_named(ends):
 
 async def test_nobody_there(socket_dir):
     with pytest.raises(Unavailable, match="no daemon serves there"):
-        Line.open(socket_dir / "rank.sock")
+        await Line.open(socket_dir / "rank.sock")
 
 
 async def test_a_daemon_that_does_not_listen_yet_is_told_apart_from_none(ranks):
@@ -86,10 +86,10 @@ async def test_a_daemon_that_does_not_listen_yet_is_told_apart_from_none(ranks):
     path = ranks.socket_dir / "CPU-0" / "rank.sock"
     with Lock.take(path.parent, "CPU-0"):
         with pytest.raises(Unavailable, match=f"process {os.getpid()} runs and") as caught:
-            Line.open(path)
+            await Line.open(path)
         assert caught.value.reason == Reason.STARTING
     with pytest.raises(Unavailable, match="its daemon has ended") as caught:
-        Line.open(path)
+        await Line.open(path)
     assert caught.value.reason == "absent"
 
 
@@ -102,13 +102,13 @@ async def test_a_daemon_whose_socket_was_removed_is_not_said_to_start(socket_dir
     ):
         path.unlink()
         with pytest.raises(Unavailable, match=f"its socket {path} was removed") as caught:
-            Line.open(path)
-    assert caught.value.reason == "absent"
+            await Line.open(path)
+    assert caught.value.reason == HIDDEN
 
 
 async def test_a_full_queue_is_told_at_once(ranks):
     listener = ranks.listen("CPU-0", backlog=0)
     path = ranks.socket_dir / "CPU-0" / "rank.sock"
-    with listener, Line.open(path), pytest.raises(Unavailable, match="stuck") as caught:
-        Line.open(path)
+    with listener, await Line.open(path), pytest.raises(Unavailable, match="stuck") as caught:
+        await Line.open(path)
     assert caught.value.reason == Reason.BUSY

@@ -148,3 +148,14 @@ def test_groups_have_a_verdict_each():
     assert (second.name, second.verdict.healthy, second.serving) == ("b", False, 0)
     assert [rank.instance for rank in first.ranks] == ["CPU-0", "CPU-1"]
     assert first.models == ("m",)
+
+
+def test_a_daemon_that_runs_is_not_told_to_be_started():
+    starting = Snapshot("CPU-1", contact=Contact.STARTING, problem="process 7 runs")
+    for active, condition, said in [
+        ("inactive", State.STARTING, "process 7 runs"),
+        ("active", State.STARTING, "process 7 runs"),
+        ("failed", State.FAILED, "preloadd@CPU-1.service has failed"),
+    ]:
+        seen = under(starting, unit(active))
+        assert (seen.condition, complaint(seen)[: len(said)]) == (condition, said)
