@@ -485,10 +485,8 @@ class Service:
 
     def _not_available(self) -> m.NotAvailable:
         reason = _UNAVAILABLE.get(self.state, m.Reason.STARTING)
-        detail, progress = (
-            self._detail or f"{self.settings.instance} is {self.state}",
-            self._progress_told,
-        )
+        detail = self._detail or f"{self.settings.instance} is {self.state}"
+        progress = self._progress_told
         return m.NotAvailable(
             reason=reason,
             detail=detail,

@@ -62,7 +62,7 @@ class _Seat:
 
 
 class Convener:
-    """Rank 0's side: who is there, whether they agree, and whom it has to be told.
+    """Rank 0's side, in one group.
 
     Every step returns what has to be sent. `patience` and `silence` are seconds: for all to come,
     and to hear nothing of one of them. A connection is known here once it has joined.

@@ -6,6 +6,7 @@ bytes come in, what comes out are messages, or ProtocolViolation.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TypeVar
 
 import msgspec
@@ -51,10 +52,10 @@ class Frames:
     def __init__(self) -> None:
         self._rest = bytearray()
 
-    def receive(self, data: bytes) -> list[bytes]:
-        """The frames that `data` completes. ProtocolViolation for a length that is not allowed."""
+    def receive(self, data: bytes) -> Iterator[bytes]:
+        """The frames that `data` completes, one after the other. ProtocolViolation where a length
+        comes that is not allowed."""
         self._rest += data
-        found = []
         while len(self._rest) >= _HEAD:
             nbytes = int.from_bytes(self._rest[:_HEAD], "big")
             if not 0 < nbytes <= MAX_FRAME:
@@ -64,9 +65,9 @@ class Frames:
                 )
             if len(self._rest) < _HEAD + nbytes:
                 break
-            found.append(bytes(self._rest[_HEAD : _HEAD + nbytes]))
+            frame = bytes(self._rest[_HEAD : _HEAD + nbytes])
             del self._rest[: _HEAD + nbytes]
-        return found
+            yield frame
 
 
 def _decode(decoder: msgspec.msgpack.Decoder[M], frame: bytes) -> M:

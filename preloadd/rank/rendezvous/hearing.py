@@ -33,9 +33,10 @@ async def _heard(wire: tcp.Wire, decode: Callable[[bytes], M], take: Callable[[M
         while data := await wire.receive():
             if wire.finished:
                 continue
-            for message in map(decode, frames.receive(data)):
-                if not wire.finished:
-                    take(message)
+            for frame in frames.receive(data):
+                take(decode(frame))
+                if wire.finished:
+                    break
     except ProtocolViolation as error:
         return f"broke the protocol: {error}"
     except OSError as error:

@@ -55,7 +55,7 @@ def test_frames_come_out_whole_however_they_are_cut(data):
 @pytest.mark.parametrize("nbytes", [0, MAX_FRAME + 1, 0x47455420])
 def test_a_length_that_no_rank_sends_is_refused_at_once(nbytes):
     with pytest.raises(ProtocolViolation, match="no preloadd rank"):
-        Frames().receive(nbytes.to_bytes(4, "big"))
+        list(Frames().receive(nbytes.to_bytes(4, "big")))
 
 
 @given(st.binary(max_size=200))

@@ -42,11 +42,15 @@ async def test_messages_are_taken_in_their_order_until_the_peer_hangs_up(ends):
     assert found == said
 
 
-async def test_what_breaks_the_rules_is_the_end_and_what_came_before_it_counts(ends):
+@pytest.mark.parametrize(
+    ("rest", "why"),
+    [(GARBAGE + encode(Beat()), "no message of a rank"), (b"\xff" * 4, "a frame of 4,294,967,295")],
+)
+async def test_what_breaks_the_rules_is_the_end_and_what_came_before_it_counts(ends, rest, why):
     wire, peer = ends
-    peer.sendall(encode(Agreed()) + GARBAGE + encode(Beat()))
+    peer.sendall(encode(Agreed()) + rest)
     found = []
-    assert (await heard(wire, found.append)).startswith("broke the protocol: no message of a rank")
+    assert (await heard(wire, found.append)).startswith(f"broke the protocol: {why}")
     assert found == [Agreed()]
 
 
@@ -72,7 +76,7 @@ async def test_after_the_last_word_what_comes_is_read_but_means_nothing(ends):
         peer.shutdown(socket.SHUT_WR)
 
     async with anyio.create_task_group() as tasks:
-        peer.sendall(encode(Agreed()) + encode(Beat()))
+        peer.sendall(encode(Agreed()) + encode(Beat()) + GARBAGE)
         tasks.start_soon(go_on)
         assert await heard(wire, take) == "hung up"
     assert found == [Agreed()]
