@@ -119,10 +119,10 @@ class Manager:
         """Send a signal to the rank."""
         self.child.signal(number)
 
-    def ended(self, timeout: float = waiting.PATIENCE_S) -> int:
+    def ended(self, timeout: float | None = None) -> int:
         """Wait for the end of this life; its exit status. All it said has been followed then."""
         try:
-            status = self.child.wait(timeout)
+            status = self.child.wait(timeout or waiting.PATIENCE_S)
         except TimeoutError:
             raise AssertionError(f"the rank still runs: {self.account()}") from None
         self._drain()

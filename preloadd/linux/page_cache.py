@@ -8,21 +8,7 @@ import os
 _CACHESTAT = 451
 """The number of the call on every architecture but Alpha (include/uapi/asm-generic/unistd.h)."""
 
-_LIBC = ctypes.CDLL(None, use_errno=True)
-
-
-class _Range(ctypes.Structure):
-    _fields_ = [("offset", ctypes.c_uint64), ("nbytes", ctypes.c_uint64)]
-
-
-class _Pages(ctypes.Structure):
-    _fields_ = [
-        ("cached", ctypes.c_uint64),
-        ("dirty", ctypes.c_uint64),
-        ("writeback", ctypes.c_uint64),
-        ("evicted", ctypes.c_uint64),
-        ("recently_evicted", ctypes.c_uint64),
-    ]
+_LIBC = ctypes.CDLL(None)
 
 
 def holds(fd: int, place: int) -> bool | None:
@@ -32,12 +18,15 @@ def holds(fd: int, place: int) -> bool | None:
 
 
 def counted(fd: int, place: int) -> bool | None:
-    """As `holds`, by cachestat(2): Linux 6.5 and newer, of a file that this user might write."""
-    pages = _Pages()
-    wanted = _Range(place, 1)
-    if _LIBC.syscall(_CACHESTAT, fd, ctypes.byref(wanted), ctypes.byref(pages), 0):
+    """As `holds`, by cachestat(2): Linux 6.5 and newer, of a file that this user might write.
+
+    It takes an offset and a length in bytes, and counts pages: first of all those that are cached.
+    """
+    where = (ctypes.c_uint64 * 2)(place, 1)
+    pages = (ctypes.c_uint64 * 5)()
+    if _LIBC.syscall(_CACHESTAT, fd, where, pages, 0):
         return None
-    return pages.cached > 0
+    return pages[0] != 0
 
 
 def looked_up(fd: int, place: int) -> bool | None:
