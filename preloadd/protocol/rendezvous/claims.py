@@ -11,8 +11,10 @@ from preloadd.protocol.rendezvous.messages import Join
 _MAX_KEY = 48 * 1024
 """Bytes of a key's values: the rest of a frame is for their names, and all else in it."""
 
-_MAX_VALUE = 128
-_VALUE = 160
+_DIGESTED_FROM = 128
+"""Characters from which a value is said by its digest, where all would be too much."""
+
+_TOLD = 160
 """Characters of a differing value that are told."""
 
 _FIELDS = 8
@@ -23,7 +25,7 @@ def shared(key: Mapping[str, str]) -> dict[str, str]:
     found = {name: value for name, value in key.items() if name not in OWN_PLACE}
     if sum(len(value.encode()) for value in found.values()) <= _MAX_KEY:
         return found
-    return {name: bounded(value, _MAX_VALUE) for name, value in found.items()}
+    return {name: bounded(value, _DIGESTED_FROM) for name, value in found.items()}
 
 
 def disagreement(one: Join, other: Join) -> str:
@@ -35,7 +37,7 @@ def disagreement(one: Join, other: Join) -> str:
     told += f"; and {len(found) - _FIELDS} more" if len(found) > _FIELDS else ""
     if one.group != other.group:
         # Maybe those are two groups, and one of them has the other one's port.
-        ours, theirs = cut(one.group, _VALUE), cut(other.group, _VALUE)
+        ours, theirs = cut(one.group, _TOLD), cut(other.group, _TOLD)
         told += f"; {one} is of group {ours}, {other} of {theirs}"
     return told
 
@@ -47,6 +49,6 @@ def _claims(join: Join) -> dict[str, str]:
 
 def _told(one: Join, other: Join, difference: Difference) -> str:
     """`daemon` is the other one's value."""
-    field = cut(difference.field, _VALUE)
-    ours, theirs = (cut(value, _VALUE) for value in (difference.engine, difference.daemon))
+    field = cut(difference.field, _TOLD)
+    ours, theirs = (cut(value, _TOLD) for value in (difference.engine, difference.daemon))
     return f"{field} is {ours!r} for {one} but {theirs!r} for {other}"

@@ -65,6 +65,7 @@ def test_garbage_is_a_violation_and_nothing_else(data):
             decode(data)
 
 
+@pytest.mark.slow
 @given(st.sampled_from(["join", "beat", "done", "failed"]), st.dictionaries(st.text(), WILD))
 def test_wild_fields_are_a_violation_or_a_message(tag, fields):
     body = msgspec.msgpack.encode({**fields, "type": tag})

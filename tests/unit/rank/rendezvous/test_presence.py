@@ -144,6 +144,7 @@ async def test_ranks_of_which_only_one_has_a_draft_beside_it_all_end_at_once(pre
             assert "give all nodes the same model, settings" in why
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("silences", [(0.9, 60.0), (60.0, 0.9)])
 async def test_nodes_of_different_patience_do_not_take_each_other_for_lost(presence, silences):
     ranks = [presence(n, silence=silence) for n, silence in enumerate(silences)]
@@ -160,6 +161,7 @@ async def test_nodes_of_different_patience_do_not_take_each_other_for_lost(prese
         assert [each.error for each in held] == [None, None]
 
 
+@pytest.mark.slow
 async def test_a_rank_that_served_asks_anew_before_it_fills_again(presence):
     ranks = [presence(0), presence(1)]
     async with working(*ranks) as tasks:
