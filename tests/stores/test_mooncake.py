@@ -88,6 +88,16 @@ def test_the_first_writer_wins(mooncake, store):
     assert first.find() == second.find() == b"first"
 
 
+def test_what_is_damaged_is_replaced(mooncake, store):
+    servers = mooncake()
+    writer, reader = store(servers), store(servers)
+    assert writer.keep(value=b"dam")
+    assert reader.find() == b"dam"
+    writer.stores.keep(KEY, b"whole", lambda value: value == b"whole")
+    assert writer.faults == ""
+    assert writer.find() == reader.find() == b"whole"
+
+
 def test_memory_of_daemons_as_the_pool(mooncake, store):
     servers = mooncake()
     servers.pool.kill()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -49,6 +50,14 @@ _LOOK_S = 60.0
 _MAX_TOLD = 500
 
 
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """What there is of a configuration: what a loader told of it, and its folders."""
+
+    told: Warmable
+    folders: tuple[str, ...]
+
+
 class CompiledCode:
     """What the first rank of a group does about what its engines compile; `work` beside serving.
 
@@ -77,6 +86,7 @@ class CompiledCode:
         self._before: Listing | None = None
         self._claim = Claim()
         self._bundle: Bundle | None = None
+        self._made: dict[str, _Made] = {}
         self._line = self._given = self._unused = ""
         self._due = anyio.Event()
         self._threads = Threads("the disk or a store")
@@ -134,12 +144,16 @@ class CompiledCode:
 
     async def work(self) -> None:
         """Give what was made to the stores, and look at times whether engines use what was
-        installed, for as long as the daemon lives. What others were told of since the last look is
-        given again: a store that was emptied has none, and whoever is told asks no other source."""
+        installed, for as long as the daemon lives. What others asked for since the last look, of
+        whichever configuration, is given again if no store has it any more: whoever is told asks
+        no other source. What is nowhere then is not told of."""
         while True:
-            if self._due.is_set() or self.kind.has_told():
+            lacking = {each for each in self.kind.asked() if not await self._is_kept(each)}
+            if self._due.is_set():
                 self._due = anyio.Event()
-                await self._give()
+                lacking |= await self._noted()
+            for config_hash in lacking:
+                await self._give(self._made[config_hash])
             self.settled.set()
             await self._look()
             with anyio.move_on_after(_LOOK_S):
@@ -206,31 +220,54 @@ class CompiledCode:
         self._say(f"compiled code: installed from the source, {len(got.folders)} folders in {root}")
         self._due.set()
 
-    async def _give(self) -> None:
-        """Have it in mind for the next load, and in the stores if others may have it."""
+    async def _noted(self) -> set[str]:
+        """Note what there is of the configuration that is loaded; its hash, if there is any."""
         told = self._told
         if told is None or not told.identity:
-            return
-        root, stores = _root(told), self._stores()
-        folders = self._folders or await self._done(partial(recalled, root, told.identity)) or ()
+            return set()
+        recall = partial(recalled, _root(told), told.identity)
+        folders = self._folders or await self._done(recall) or ()
         if not folders:
-            return
+            return set()
+        self._made[told.config_hash] = _Made(told, folders)
+        return {told.config_hash}
+
+    async def _give(self, made: _Made) -> None:
+        """Have it in mind for the next load, and in the stores if others may have it."""
+        told, stores, now = made.told, self._stores(), self._wall()
+        what = _root(told), made.folders, told.identity
+        bundle: Bundle | Withheld | None = None
         if self._trusted and stores is not None:
-            publish = partial(
-                exchange.publish, root, folders, told.identity, stores, now=self._wall()
-            )
-            given = await self._done(publish)
-            if isinstance(given, Bundle):
-                self.kind.offer(told.config_hash, given)
-                self._bundle = given
-                self._given = f"compiled code: given to others, {given.nbytes / 2**20:.1f} MiB"
-                log.info("%s", self._given)
+            bundle = await self._done(partial(exchange.publish, *what, stores, now=now))
+            await self._offer(told, bundle)
+        if not isinstance(bundle, Bundle):
+            bundle = await self._done(partial(exchange.remembered, *what, now=now))
+        if self._told is told:
+            self._bundle = bundle
+
+    async def _is_kept(self, config_hash: str) -> bool:
+        """Whether who is told of what is offered for a configuration finds it."""
+        offered, stores = self.kind.offered(config_hash), self._stores()
+        if offered is None or stores is None:
+            return False
+        return await self._done(partial(exchange.is_kept, offered, stores)) or False
+
+    async def _offer(self, told: Warmable, given: Bundle | Withheld | None) -> None:
+        """Tell others of what was `given` to the stores, or as before if it was not, and one of
+        them has that still; else of nothing."""
+        if isinstance(given, Bundle):
+            self.kind.offer(told.config_hash, given)
+            line = f"compiled code: given to others, {given.nbytes / 2**20:.1f} MiB"
+        else:
+            if await self._is_kept(told.config_hash):
                 return
-            if given is not None:
-                self._given = f"compiled code: not given to others: {given.why}"[:_MAX_TOLD]
-                log.warning("%s", self._given)
-        remember = partial(exchange.remembered, root, folders, told.identity, now=self._wall())
-        self._bundle = await self._done(remember)
+            self.kind.withdraw(told.config_hash)
+            if given is None:
+                return
+            line = f"compiled code: not given to others: {given.why}"[:_MAX_TOLD]
+        log.log(logging.INFO if isinstance(given, Bundle) else logging.WARNING, "%s", line)
+        if self._told is told:
+            self._given = line
 
     async def _look(self) -> None:
         told, installed, before = self._told, self._installed, self._before

@@ -421,7 +421,9 @@ class Tables:
         first = next(iter(held))
         try:
             for key, value in held.items():
-                await self._afar.run(partial(self._stores.keep, key, value), within=PUBLISH_S)
+                await self._afar.run(
+                    partial(self._stores.keep, key, value, places.loadable), within=PUBLISH_S
+                )
                 if key == first and not await self._is_ours(key, value):
                     return
         except (PreloadError, OSError) as error:
@@ -435,7 +437,7 @@ class Tables:
     async def _is_ours(self, key: str, value: bytes) -> bool:
         if self._stores is None:
             return False
-        find = partial(self._stores.find, key, MAX_NBYTES)
+        find = partial(self._stores.find, key, MAX_NBYTES, places.loadable)
         there = await self._afar.run(find, within=PUBLISH_S)
         if there is not None and there != value:
             self._note(f"not published: a store has other tables already, which stay there: {key}")

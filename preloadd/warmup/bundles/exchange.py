@@ -38,6 +38,7 @@ def publish(
 ) -> Bundle | Withheld:
     """Pack these folders of the cache root, and give them to all stores; Withheld if none took it.
 
+    What is under its name there and is not the bundle is replaced: the name is its digest.
     The bundle is packed into a file without a name in `root`, and in memory once while it is given.
     That the folders are of engines of this identity is remembered; `now` is the wall time.
     """
@@ -49,12 +50,17 @@ def publish(
         with tempfile.TemporaryFile(dir=root) as packed:
             bundle = _packed(root, folders, identity, packed, now)
             packed.seek(0)
-            stores.keep(bundle.key, packed.read())
+            stores.keep(bundle.key, packed.read(), bundle.is_whole)
     except (PreloadError, OSError) as error:
         return Withheld(one_line(error))
     if len(stores.faults) >= len(stores.names):
         return Withheld(f"no store took it: {'; '.join(stores.faults)}")
     return bundle
+
+
+def is_kept(bundle: Bundle, stores: Shared) -> bool:
+    """Whether somebody who is told of a bundle finds it in a store. PreloadError, OSError."""
+    return stores.find(bundle.key, bundle.nbytes, bundle.is_whole) is not None
 
 
 def remembered(
@@ -89,11 +95,13 @@ def obtain(
         new = missing(root, bundle.manifest)
         if not new:
             return Installed(bundle.manifest.folders, ())
-        raw = stores.find(bundle.key, bundle.nbytes)
+        raw = stores.find(bundle.key, bundle.nbytes, bundle.is_whole)
         if raw is None:
             faults = "".join(f"; {one}" for one in stores.faults)
             names = ", ".join(stores.names) or "there are none"
-            return Withheld(f"it is in no store ({names}) that the source gave it to{faults}")
+            return Withheld(
+                f"it is in no store ({names}) that the source gave it to, or damaged there{faults}"
+            )
         installed = install(root, bundle, io.BytesIO(raw))
         remember(root, Entry.of(bundle, made=False, now=now))
     except (PreloadError, OSError) as error:

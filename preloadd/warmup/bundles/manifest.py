@@ -5,6 +5,7 @@ What `parse` returns names nothing outside of the folders of vLLM's compile cach
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Mapping
@@ -112,6 +113,10 @@ class Bundle:
     def key(self) -> str:
         """Its name in stores."""
         return f"vllm-warmup-cache/compile_cache/{self.sha256}/bundle.tar"
+
+    def is_whole(self, content: bytes) -> bool:
+        """Whether these are its bytes."""
+        return len(content) == self.nbytes and hashlib.sha256(content).hexdigest() == self.sha256
 
 
 def folder_of(path: str) -> str:

@@ -31,11 +31,13 @@ _KEY, _NBYTES, _SHA256, _MANIFEST = "key", "nbytes", "sha256", "manifest"
 
 
 class CompileKind:
-    """Answers with what was last offered for a configuration. Offer only what a store has taken."""
+    """Answers with what was last offered for a configuration, and notes who is in want of which.
+    Offer only what a store has taken."""
 
     def __init__(self) -> None:
-        self._payloads: dict[str, bytes] = {}
-        self._told = False
+        self._offers: dict[str, tuple[Bundle, bytes] | None] = {}
+        # Of both, each thread changes one entry at a time, which Python does at once.
+        self._asked: set[str] = set()
 
     @property
     def name(self) -> str:
@@ -44,24 +46,34 @@ class CompileKind:
 
     def offer(self, config_hash: str, bundle: Bundle) -> None:
         """Answer with this bundle from now on."""
-        self._payloads[config_hash] = payload_of(bundle)
+        self._offers[config_hash] = bundle, payload_of(bundle)
+
+    def withdraw(self, config_hash: str) -> None:
+        """Answer with nothing until one is offered again; that it is asked for is noted still."""
+        self._offers[config_hash] = None
+
+    def offered(self, config_hash: str) -> Bundle | None:
+        """What is answered with."""
+        offer = self._offers.get(config_hash)
+        return None if offer is None else offer[0]
 
     def resolve(self, fields: Mapping[str, object]) -> bytes | None:
         """The payload, as of any kind: where the bundle is, and all that is in it."""
         config_hash = fields.get(_HASH)
         if not isinstance(config_hash, str) or not is_config_hash(config_hash):
             raise ProtocolViolation(INVALID_HASH)
-        payload = self._payloads.get(config_hash)
-        self._told = self._told or payload is not None
-        return payload
+        if config_hash in self._offers:
+            self._asked.add(config_hash)
+        offer = self._offers.get(config_hash)
+        return None if offer is None else offer[1]
 
-    def has_told(self) -> bool:
-        """Whether since the last time that this was called somebody was told of a bundle, who then
-        looks for it in a store."""
-        if not self._told:
-            return False
-        self._told = False
-        return True
+    def asked(self) -> set[str]:
+        """The configurations of all that was offered or withdrawn, whose bundle somebody has asked
+        for since the last time that this was called, and then looks for in a store."""
+        asked = set()
+        while self._asked:
+            asked.add(self._asked.pop())
+        return asked
 
 
 @dataclass(frozen=True, slots=True)

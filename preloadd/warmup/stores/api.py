@@ -17,6 +17,9 @@ DEADLINE_S = 5.0
 MAX_NBYTES = 1 << 28
 """Of one value. Whoever asks says a smaller limit where there is one."""
 
+Fit = Callable[[bytes], bool]
+"""Whether a value is of use to whoever asks for it, or is damaged."""
+
 _PART = r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
 _KEY = re.compile(rf"{_PART}(?:/{_PART}){{0,7}}")
 
@@ -50,6 +53,12 @@ class Store(Protocol):
         PreloadError or OSError.
         """
 
+    def replace(self, key: str, value: bytes) -> None:
+        """Have others find this value from now on; whoever reads meanwhile gets one or the other.
+
+        Asked for only where what was found is damaged. PreloadError or OSError.
+        """
+
     def close(self) -> None:
         """Let go of everything."""
 
@@ -65,13 +74,11 @@ class Shared(Protocol):
     def faults(self) -> Sequence[str]:
         """What is wrong with them now, a line each."""
 
-    def find(
-        self, key: str, limit: int, fit: Callable[[bytes], bool] | None = None
-    ) -> bytes | None:
+    def find(self, key: str, limit: int, fit: Fit | None = None) -> bytes | None:
         """What the first has that has it, and `fit`; None. PreloadError, OSError."""
 
-    def keep(self, key: str, value: bytes) -> None:
-        """Put it into each. PreloadError, OSError."""
+    def keep(self, key: str, value: bytes, fit: Fit | None = None) -> None:
+        """Put it into each, in the place of what is not `fit`. PreloadError, OSError."""
 
     def close(self) -> None:
         """Let go of them."""

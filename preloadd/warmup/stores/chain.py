@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 
 from preloadd.domain.lines import one_line
 from preloadd.errors import PreloadError
 from preloadd.linux.owner import Owner
-from preloadd.warmup.stores.api import MAX_NBYTES, StoreFault, require_key, too_long
+from preloadd.warmup.stores.api import MAX_NBYTES, Fit, Store, StoreFault, require_key, too_long
 from preloadd.warmup.stores.worker import Worker
 
 log = logging.getLogger(__name__)
@@ -42,9 +43,7 @@ class Stores(Owner):
         with self._lock:
             return tuple(f"{one.name}: {why}" for one, why in self._faults.items())
 
-    def find(
-        self, key: str, limit: int = MAX_NBYTES, fit: Callable[[bytes], bool] | None = None
-    ) -> bytes | None:
+    def find(self, key: str, limit: int = MAX_NBYTES, fit: Fit | None = None) -> bytes | None:
         """The value of the first store that has one for `key`, of at most `limit` bytes.
 
         One that is not `fit` for its caller hides none of the stores that follow, and is told once.
@@ -65,15 +64,20 @@ class Stores(Owner):
                 self._passed(worker, key)
         return None
 
-    def keep(self, key: str, value: bytes) -> None:
-        """Give the value to all stores, at once; what one has already stays."""
+    def keep(self, key: str, value: bytes, fit: Fit | None = None) -> None:
+        """Give the value to all stores, at once; what one has already stays.
+
+        With `fit`, which a thread of each store calls, all that they have is read, and what is not
+        fit is replaced.
+        """
         require_key(key)
+        give = partial(_give, key=key, value=value, fit=fit)
         asked = []
         for worker in self._workers:
             try:
                 if not 0 < len(value) <= MAX_NBYTES:
                     raise _unkept(len(value))
-                asked.append((worker, worker.ask(lambda store: store.keep(key, value))))
+                asked.append((worker, worker.ask(give)))
             except (PreloadError, OSError) as error:
                 self._failed(worker, error)
         for worker, future in asked:
@@ -117,6 +121,15 @@ class Stores(Owner):
             was = self._faults.pop(worker, None)
         if was is not None:
             log.info("the store %s is of use again", worker.name)
+
+
+def _give(store: Store, key: str, value: bytes, fit: Fit | None) -> None:
+    there = None if fit is None else store.find(key, MAX_NBYTES)
+    if there is None or fit is None:
+        store.keep(key, value)
+    elif not fit(there):
+        store.replace(key, value)
+        log.warning("what the store %s had under %s was damaged: replaced", store.name, key)
 
 
 def _unkept(nbytes: int) -> StoreFault:

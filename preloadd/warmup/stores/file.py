@@ -1,7 +1,8 @@
 """A folder that hosts share, such as a mount of NFS: a file for each value, at the path of its key.
 
-A file appears whole or not at all, and is never replaced. Below the folder no symbolic link is
-followed, and nothing is believed that somebody wrote who may not write the folder itself.
+A file appears whole or not at all, and is replaced, where it is damaged, in one step. Below the
+folder no symbolic link is followed, and nothing is believed that somebody wrote who may not write
+the folder itself.
 """
 
 from __future__ import annotations
@@ -77,16 +78,23 @@ class FileStore:
 
     def keep(self, key: str, value: bytes) -> None:
         """Write the file unless it is there. OSError, such as of a disk that is full."""
+        self._write(key, value, anew=False)
+
+    def replace(self, key: str, value: bytes) -> None:
+        """Write the file, whatever is there. OSError."""
+        self._write(key, value, anew=True)
+
+    def close(self) -> None:
+        """Nothing is open between calls."""
+
+    def _write(self, key: str, value: bytes, *, anew: bool) -> None:
         require_key(key)
         *parts, name = key.split("/")
         with ExitStack() as owned:
             folder = owned.enter_context(_Folder.at(self._root))
             for part in parts:
                 folder = owned.enter_context(folder.made(part))
-            folder.write(name, value)
-
-    def close(self) -> None:
-        """Nothing is open between calls."""
+            folder.write(name, value, anew=anew)
 
 
 class _Folder(Owner):
@@ -140,15 +148,15 @@ class _Folder(Owner):
             raise StoreFault(f"{one_line(path)} changed while it was read")
         return content
 
-    def write(self, name: str, content: bytes) -> None:
-        """Have a file of that name, if there is none, with that content."""
+    def write(self, name: str, content: bytes, *, anew: bool) -> None:
+        """Have a file of that name with that content, if there is none, or `anew`."""
         path, here = self._path / name, self._fd.fileno()
         share = partial(self._share, mode=0o644)
         with plain.naming(path):
-            if _is_there(name, here):
+            if not anew and _is_there(name, here):
                 return
             with plain.staged(name, self._fd, content, dress=share) as fresh:
-                _publish(fresh, name, here)
+                (_rename if anew else _publish)(fresh, name, here)
                 os.fsync(here)
 
     def _share(self, fd: OwnedFd, mode: int) -> None:
@@ -168,7 +176,11 @@ def _publish(fresh: str, name: str, here: int) -> None:
         if error.errno not in _NO_LINKS:
             raise
         if not _is_there(name, here):
-            os.rename(fresh, name, src_dir_fd=here, dst_dir_fd=here)
+            _rename(fresh, name, here)
+
+
+def _rename(fresh: str, name: str, here: int) -> None:
+    os.rename(fresh, name, src_dir_fd=here, dst_dir_fd=here)
 
 
 def _is_there(name: str, here: int) -> bool:

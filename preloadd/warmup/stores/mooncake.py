@@ -126,8 +126,7 @@ class Session:
 
     def keep(self, key: str, value: bytes | bytearray, until: float) -> None:
         """Have the value there, or one that was there before."""
-        if len(value) > self._config.local_buffer_size:
-            raise Refused(self._too_long(len(value), len(value)))
+        self._require_room(value)
         store, patient = self._opened(), min(time.monotonic() + _ROOM_S, until)
         while True:
             code = store.put(key, value)
@@ -141,6 +140,11 @@ class Session:
                     raise Refused("the pool has no room, and evicts nothing (enlarge it)")
                 return _replace(store, key, value)
             time.sleep(_AGAIN_S)
+
+    def replace(self, key: str, value: bytes | bytearray) -> None:
+        """Have the value there, whatever was there before."""
+        self._require_room(value)
+        _replace(self._opened(), key, value)
 
     def leave(self) -> None:
         """Let go of the pool; a later call joins it again."""
@@ -170,6 +174,10 @@ class Session:
             self._store = store
         return self._store
 
+    def _require_room(self, value: bytes | bytearray) -> None:
+        if len(value) > self._config.local_buffer_size:
+            raise Refused(self._too_long(len(value), len(value)))
+
     def _too_long(self, nbytes: int, limit: int) -> str:
         if nbytes > limit:
             return f"a value has {nbytes:,} bytes, and {limit:,} are the most that is taken"
@@ -177,10 +185,10 @@ class Session:
 
 
 def _replace(store: Library, key: str, value: bytes | bytearray) -> None:
-    """In the place of what a writer has left behind half-written."""
+    """In the place of what a writer has left behind half-written, or somebody has damaged."""
     code = store.upsert(key, value)
     if code or not _exists(store, key):
-        raise Down(f"what somebody left half-written cannot be replaced: {_coded(code)}")
+        raise Down(f"what is there, and is damaged, cannot be replaced: {_coded(code)}")
 
 
 def _exists(store: Library, key: str) -> bool:
@@ -268,6 +276,9 @@ def answer(session: Session, request: Request) -> Reply:
     try:
         if request.verb is Verb.KEEP:
             session.keep(request.key, request.value, until)
+            return Reply(Outcome.DONE)
+        if request.verb is Verb.REPLACE:
+            session.replace(request.key, request.value)
             return Reply(Outcome.DONE)
         found = session.find(request.key, request.limit, until)
         return Reply(Outcome.MISSING) if found is None else Reply(Outcome.FOUND, found)

@@ -104,6 +104,11 @@ class MooncakeStore(Owner):
         require_key(key)
         self._ask(Request(Verb.KEEP, 0.0, key, value=value))
 
+    def replace(self, key: str, value: bytes) -> None:
+        """Store it in the place of what is there; StoreFault at the deadline at the latest."""
+        require_key(key)
+        self._ask(Request(Verb.REPLACE, 0.0, key, value=value))
+
     def close(self) -> None:
         """End the process. What it lent to a pool is taken out of it first."""
         if self._client is not None:

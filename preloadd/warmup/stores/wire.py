@@ -23,6 +23,7 @@ class Verb(IntEnum):
     OPEN = 1
     FIND = 2
     KEEP = 3
+    REPLACE = 4
 
 
 class Outcome(IntEnum):

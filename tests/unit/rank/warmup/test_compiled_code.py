@@ -229,16 +229,114 @@ async def test_what_a_store_has_lost_it_gets_again_once_somebody_was_told_of_it(
     await rehearsed(source, told, root)
     async with working(source, "given to others"):
         payload = json.loads(source.kind.resolve({"config_hash": HASH}))
-        # What was told of by then is seen to before the store is emptied.
-        await anyio.sleep(0.3)
         (emptied,) = tmp_path.rglob("bundle.tar")
         shutil.rmtree(emptied.parent)
-        await anyio.sleep(0.3)
-        assert stores.find(payload["key"]) is None  # nobody looks for it
         source.kind.resolve({"config_hash": HASH})
         with anyio.fail_after(20):
             while stores.find(payload["key"]) is None:  # noqa: ASYNC110 - nothing tells
                 await anyio.sleep(0.01)
+
+
+@pytest.fixture
+def looking(monkeypatch):
+    """Looks follow one another at once."""
+    monkeypatch.setattr("preloadd.rank.warmup.compiled_code._LOOK_S", 0.02)
+
+
+async def until(holds):
+    with anyio.fail_after(20):
+        while not holds():  # noqa: ASYNC110 - nothing tells
+            await anyio.sleep(0.01)
+
+
+def asked_of(source, config_hash=HASH):
+    return source.kind.resolve({"config_hash": config_hash})
+
+
+async def test_what_is_damaged_in_a_store_is_whole_again_once_somebody_was_told_of_it(
+    root, told, stores, tmp_path, looking
+):
+    source = code(stores)
+    await rehearsed(source, told, root)
+    async with working(source, "given to others"):
+        (file,) = tmp_path.rglob("bundle.tar")
+        whole = file.read_bytes()
+        file.write_bytes(whole[:100])
+        assert asked_of(source)
+        await until(lambda: file.read_bytes() == whole)
+
+
+async def test_what_is_nowhere_any_more_is_not_told_of_until_it_is_there_again(
+    root, told, stores, tmp_path, looking
+):
+    source = code(stores)
+    await rehearsed(source, told, root)
+    async with working(source, "given to others"):
+        root.rename(tmp_path / "away")
+        assert asked_of(source)
+        await anyio.sleep(0.2)
+        # A store has it still.
+        assert asked_of(source)
+        assert "given to others, " in source.told()[-1]
+        shutil.rmtree(next(tmp_path.glob("shared/*")))
+        await until(lambda: asked_of(source) is None)
+        assert "not given to others: " in source.told()[-1]
+        (tmp_path / "away").rename(root)
+        await until(lambda: asked_of(source))
+        assert list(tmp_path.rglob("bundle.tar"))
+
+
+async def test_a_store_that_was_away_at_first_gets_it_once_somebody_asks(
+    root, told, stores, tmp_path, looking
+):
+    shared = tmp_path / "shared"
+    shared.rename(tmp_path / "away")
+    source = code(stores)
+    await rehearsed(source, told, root)
+    async with working(source, "not given to others"):
+        assert asked_of(source) is None
+        (tmp_path / "away").rename(shared)
+        await until(lambda: asked_of(source))
+
+
+async def test_who_is_told_of_a_configuration_of_before_finds_that_one(
+    root, told, stores, tmp_path, looking
+):
+    source = code(stores)
+    await rehearsed(source, told, root)
+    async with working(source, "given to others"):
+        before = json.loads(asked_of(source))
+        other = Warmable(config_hash="cd" * 32, identity=told.identity | {"cuda": "12.8"})
+        assert not await source.found(other, within=5.0)
+        write(root, {"torch_compile_cache/9876543210/rank_0_0/backbone/graph": b"x"})
+        await source.rehearsed()
+        await until(lambda: asked_of(source, "cd" * 32))
+        shutil.rmtree(next(tmp_path.glob("shared/*")))
+        assert asked_of(source)
+        await until(lambda: stores.find(before["key"]))
+        assert json.loads(asked_of(source)) == before
+        # What engines of this host are given is of the one that is loaded.
+        (answer,) = source.answer_of("cd" * 32).values()
+        assert answer == asked_of(source, "cd" * 32)
+        assert source.answer_of(HASH) == {}
+
+
+async def test_what_is_given_while_other_weights_come_is_not_taken_for_theirs(
+    root, told, stores, monkeypatch
+):
+    source = code(stores)
+    await rehearsed(source, told, root)
+    folder = Hanging(monkeypatch, root.name)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(source.work)
+        await folder.asked()
+        other = Warmable(config_hash="cd" * 32)
+        assert not await source.found(other, within=5.0)
+        folder.let()
+        await until(lambda: source.kind.offered(HASH))
+        tasks.cancel_scope.cancel()
+    assert source.answer_of("cd" * 32) == {}
+    assert source.told() == ()
 
 
 async def test_a_bundle_that_no_engine_uses_is_told(root, told, stores, monkeypatch):

@@ -63,8 +63,10 @@ class Shelf:
         assert found is None or len(found) <= limit
         return found if found is None or fit is None or fit(found) else None
 
-    def keep(self, key: str, value: bytes) -> None:
+    def keep(self, key: str, value: bytes, fit=None) -> None:
         self._act()
+        if fit is not None and key in self.held and not fit(self.held[key]):
+            self.held[key] = value
         self.held.setdefault(key, value)
 
     def close(self) -> None:
@@ -541,6 +543,18 @@ async def test_the_first_rank_gives_what_is_there_for_all(rank, warmable, tmp_pa
         await anyio.sleep(0.1)
         tasks.cancel_scope.cancel()
     assert shelf.held == {}
+
+
+async def test_what_is_found_replaces_what_is_damaged_in_a_store(rank, warmable, tmp_path):
+    put(tmp_path / "root", TABLE, TABLE)
+    shelf = Shelf()
+    shelf.held = {store_key(HASH, name): b"{" for name in NAMES}
+    async with rank(shelf) as here, anyio.create_task_group() as tasks:
+        assert not await here.wanted(msgspec.structs.replace(warmable, rank=0))
+        tasks.start_soon(here.work)
+        await told(here, "tables: published to the shared stores")
+        tasks.cancel_scope.cancel()
+    assert shelf.held == {store_key(HASH, name): render(TABLE) for name in NAMES}
 
 
 async def test_what_is_found_replaces_nothing_in_a_store(rank, warmable, tmp_path):

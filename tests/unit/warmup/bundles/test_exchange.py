@@ -3,7 +3,7 @@ import stat
 
 import pytest
 
-from preloadd.warmup.bundles.exchange import Withheld, obtain, publish
+from preloadd.warmup.bundles.exchange import Withheld, is_kept, obtain, publish
 from preloadd.warmup.bundles.index import NAME, entries, recalled
 from preloadd.warmup.bundles.install import Installed
 from preloadd.warmup.stores.opening import open_stores
@@ -100,12 +100,40 @@ def test_one_that_has_lost_it_as_well(source, target, shared, stores):
     assert not target.exists()
 
 
-@pytest.mark.parametrize("change", [lambda raw: raw[:-1], lambda raw: bytes(len(raw))])
+DAMAGES = [lambda raw: raw[:-1], lambda raw: bytes(len(raw)), lambda raw: b"", lambda raw: raw * 2]
+
+
+@pytest.mark.parametrize("change", DAMAGES)
+def test_what_is_damaged_hides_no_store_that_follows(source, target, tmp_path, change):
+    folders = [tmp_path / name for name in ("first", "second")]
+    for folder in folders:
+        folder.mkdir()
+    with open_stores([f"file:{folder}" for folder in folders], {}) as both:
+        bundle = given(source, both)
+        file = bundle_file(folders[0], bundle)
+        file.write_bytes(change(file.read_bytes()))
+        assert taken(target, bundle, both) == Installed((PLAIN, AOT), (PLAIN, AOT))
+
+
+@pytest.mark.parametrize("change", DAMAGES)
+def test_what_is_damaged_is_replaced_when_it_is_given_again(source, target, shared, stores, change):
+    bundle = given(source, stores)
+    file = bundle_file(shared, bundle)
+    whole = file.read_bytes()
+    file.write_bytes(change(whole))
+    assert not is_kept(bundle, stores)
+    assert given(source, stores) == bundle
+    assert file.read_bytes() == whole
+    assert is_kept(bundle, stores)
+    assert taken(target, bundle, stores) == Installed((PLAIN, AOT), (PLAIN, AOT))
+
+
+@pytest.mark.parametrize("change", DAMAGES)
 def test_what_somebody_else_put_there_is_not_installed(source, target, shared, stores, change):
     bundle = given(source, stores)
     file = bundle_file(shared, bundle)
     file.write_bytes(change(file.read_bytes()))
-    assert isinstance(taken(target, bundle, stores), Withheld)
+    assert "or damaged there" in taken(target, bundle, stores).why
     assert not target.exists()
 
 

@@ -118,3 +118,20 @@ def test_the_largest_manifest_fits_into_an_answer(bundle, wanted):
     except BadBundle as error:  # pragma: no cover
         pytest.fail(str(error))
     assert len(judged.manifest.members) == 1 << 14
+
+
+def test_what_is_withdrawn_is_not_told_of_but_asked_for(kind, bundle):
+    assert kind.offered(HASH) == bundle
+    kind.withdraw(HASH)
+    assert kind.resolve({"config_hash": HASH}) is kind.offered(HASH) is None
+    assert kind.asked() == {HASH}
+    kind.offer(HASH, bundle)
+    assert kind.resolve({"config_hash": HASH})
+
+
+def test_who_asked_is_told_once_and_only_of_what_there_was(kind):
+    assert kind.asked() == set()
+    for config_hash in (HASH, HASH, "cd" * 32):
+        kind.resolve({"config_hash": config_hash})
+    assert kind.asked() == {HASH}
+    assert kind.asked() == set()

@@ -29,6 +29,10 @@ class Shelf:
         self._work()
         self.values.setdefault(key, value)
 
+    def replace(self, key, value):
+        self._work()
+        self.values[key] = value
+
     def close(self):
         self.go.set()
 
@@ -161,3 +165,21 @@ def test_what_is_not_fit_hides_no_store_and_is_told_once(chain, caplog):
     assert stores.find("k", fit=lambda _: False) is None
     assert stores.find("k") == b"bad"
     assert stores.faults == ()
+
+
+def test_what_is_not_fit_is_replaced_and_all_else_stays(chain, caplog):
+    shelves = [Shelf("a", k="damaged"), Shelf("b", k="good one"), Shelf("c")]
+    stores = chain(*shelves)
+    stores.keep("k", b"good two", lambda value: value.startswith(b"good"))
+    assert [shelf.values["k"] for shelf in shelves] == [b"good two", b"good one", b"good two"]
+    assert caplog.messages == ["what the store a had under k was damaged: replaced"]
+    assert stores.faults == ()
+
+
+def test_where_it_cannot_be_seen_what_is_there_nothing_is_replaced(chain):
+    shelf = Shelf("a", k="damaged")
+    shelf.error = OSError(5, "away")
+    stores = chain(shelf)
+    stores.keep("k", b"good", lambda _: False)
+    assert shelf.values["k"] == b"damaged"
+    assert "away" in stores.faults[0]

@@ -88,6 +88,26 @@ def test_the_first_writer_wins(root, store):
     assert left(root) == [KEY]
 
 
+@pytest.mark.parametrize("there", [b"", b"damaged"])
+def test_what_is_damaged_is_replaced_in_one_step(root, store, there):
+    store.keep(KEY, b"first")
+    (root / KEY).write_bytes(there)
+    with (root / KEY).open("rb") as reading:
+        store.replace(KEY, b"second")
+        assert reading.read() == there
+    assert store.find(KEY, 9) == b"second"
+    assert left(root) == [KEY]
+
+
+def test_a_link_is_replaced_and_not_written_through(root, store, tmp_path):
+    store.keep(KEY, b"first")
+    (root / KEY).rename(tmp_path / "elsewhere")
+    (root / KEY).symlink_to(tmp_path / "elsewhere")
+    store.replace(KEY, b"second")
+    assert (tmp_path / "elsewhere").read_bytes() == b"first"
+    assert store.find(KEY, 9) == b"second"
+
+
 def test_of_many_writers_at_once_one_wins_and_nothing_is_left_of_the_others(root):
     values = [str(number).encode() * 5000 for number in range(8)]
     with ThreadPoolExecutor(8) as pool:

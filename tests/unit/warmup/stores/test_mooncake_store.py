@@ -49,6 +49,15 @@ def test_what_one_keeps_another_finds(pool):
         assert one.find(KEY, 100) == b"\0value"
 
 
+def test_what_is_damaged_is_replaced(pool):
+    with store(pool) as one, store(pool) as other:
+        one.keep(KEY, b"damaged")
+        other.replace(KEY, b"whole")
+        assert one.find(KEY, 100) == b"whole"
+        with pytest.raises(StoreFault, match="local_buffer_size is less"):
+            other.replace(KEY, bytes((1 << 20) + 1))
+
+
 def test_a_large_value(pool):
     pool.configure(local_buffer_size="16MB")
     value = os.urandom(9 << 20)
