@@ -17,9 +17,8 @@ from preloadd.admin.readable import closed
 from preloadd.admin.seeding import seeding, seeding_here
 from preloadd.admin.service import Service, service
 from preloadd.admin.world import World
-from preloadd.config.drafts import CONFIG
-from preloadd.config.engine import ENGINE_ARGS, fault_in
-from preloadd.config.files import HOST_FILE, Fault
+from preloadd.config.engine import draft_key, fault_in
+from preloadd.config.files import HOST_FILE, Document, Fault
 from preloadd.config.group import Group
 from preloadd.config.host import ENVIRONMENT, HostSettings, Survey, variable
 from preloadd.config.strict import fields_of
@@ -68,7 +67,6 @@ def check(found: Survey, world: World) -> Report:
     """Look at the files, and at what they name on this machine as far as they can be understood."""
     faults, notes = list(found.faults), list(_unknown_variables(world))
     host = found.host or HostSettings()
-    origin = str(found.folder / HOST_FILE)
     trial = service(host.daemon_user, world.service_environ(host.daemon_user))
     if not trial.stands_in:
         faults += _closed_files(found, trial)
@@ -84,33 +82,33 @@ def check(found: Survey, world: World) -> Report:
         if file.group is not None:
             model, wrong = _look_at(file.group, str(file.path), trial, world)
             models += [model] if model else []
-            notes += _without_draft(file.group, str(file.path))
+            notes += _without_draft(file.group, file.document)
             unseeded, more = seeding(file.group, str(file.path), here)
             notes += more
             faults += [
                 fault_in(file.document, fault.key, fault.text) for fault in (*wrong, *unseeded)
             ]
-            faults += _socket_faults(host, file.group, origin)
+            faults += _socket_faults(host, file.group, found)
     return Report(tuple(faults), tuple(notes), tuple(models))
 
 
-def _without_draft(group: Group, file: str) -> Iterator[str]:
+def _without_draft(group: Group, document: Document) -> Iterator[str]:
     """A note of a draft that stays out of memory though vLLM is told of one."""
-    if group.speculation is not None and group.speculation.why_not_held:
-        yield f"{file}: {group.speculation.why_not_held}"
-    elif group.speculation is not None and group.drafted is None:
-        yield f"{file}: draft.enabled is false: engines load the draft from disk"
+    if (found := group.speculation) is None or group.drafted is not None:
+        return
+    key, why = "draft.enabled", "is false: engines load the draft from disk"
+    if found.why_not_held:
+        key, why = draft_key(group.engine_args, found, "method"), found.why_not_held
+    yield f"{document.written(key) or document.path}: {key} {why}"
 
 
 def _host_faults(host: HostSettings, found: Survey) -> Iterator[Fault]:
-    def fault(key: str, text: str) -> Fault:
-        return Fault(found.layers.origin([key]) or str(found.folder / HOST_FILE), key, text)
-
     try:
         owner = pwd.getpwnam(host.daemon_user).pw_uid
     except KeyError:
         owner = None
-        yield fault(
+        yield _fault_of_host(
+            found,
             "daemon_user",
             f"there is no user {host.daemon_user!r} on this host (run `systemd-sysusers`, or name "
             "another)",
@@ -118,7 +116,12 @@ def _host_faults(host: HostSettings, found: Survey) -> Iterator[Fault]:
     trusted = {0} if owner is None else {0, owner}
     for key, path in (("socket_dir", host.socket_dir), ("state_dir", host.state_dir)):
         if why := _unfit(Path(path), trusted):
-            yield fault(key, why)
+            yield _fault_of_host(found, key, why)
+
+
+def _fault_of_host(found: Survey, key: str, text: str) -> Fault:
+    """What is wrong with a key of the host, where it is said."""
+    return Fault(found.layers.origin([key]) or str(found.folder / HOST_FILE), key, text)
 
 
 def _closed_files(found: Survey, trial: Service) -> Iterator[Fault]:
@@ -135,8 +138,8 @@ def _other_user(host: HostSettings, found: Survey, world: World) -> Iterator[Fau
         told = Systemctl(world.environ).properties(TEMPLATE, ["LoadState", "User"])
         runs_as = told.get("User", "") if told.get("LoadState") == "loaded" else ""
     if runs_as and runs_as != host.daemon_user:
-        yield Fault(
-            found.layers.origin(["daemon_user"]) or str(found.folder / HOST_FILE),
+        yield _fault_of_host(
+            found,
             "daemon_user",
             f"is {host.daemon_user!r}, but systemd runs daemons as {runs_as!r} (make it the same "
             "as User= of preloadd@.service, preloadd-gate@.service, preloadd-supervisor.service)",
@@ -219,7 +222,8 @@ def _checkpoints(group: Group) -> Iterator[tuple[str, str, str]]:
     """Key, name and revision of the model, and of a draft that ranks hold, if it has its own."""
     yield "model", group.model, group.revision
     if group.drafted is not None and group.drafted.model:
-        where = "draft.model" if group.draft.model else f"{ENGINE_ARGS}.{CONFIG}"
+        said = draft_key(group.engine_args, group.drafted, "model")
+        where = "draft.model" if group.draft.model else said
         yield where, group.drafted.model, group.drafted.revision
 
 
@@ -263,10 +267,10 @@ def _access_faults(group: Group) -> Iterator[tuple[str, ConfigError]]:
                 yield key, error
 
 
-def _socket_faults(host: HostSettings, group: Group, origin: str) -> Iterator[Fault]:
+def _socket_faults(host: HostSettings, group: Group, found: Survey) -> Iterator[Fault]:
     for instance in group.instances:
         try:
             seqpacket.check_length(Path(host.socket_dir, str(instance), instance.socket_name))
         except PreloadError as error:
-            yield Fault(origin, "socket_dir", str(error))
+            yield _fault_of_host(found, "socket_dir", str(error))
             return

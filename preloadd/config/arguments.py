@@ -59,10 +59,12 @@ class Argument(NamedTuple):
 
 
 class Wrong(NamedTuple):
-    """What is wrong with an argument, and the remedy."""
+    """What is wrong with an argument, and the remedy. Of one that is a table, it may be wrong with
+    the value at `inner` there; dashes in that are underscores."""
 
     written: str
     text: str
+    inner: str = ""
 
 
 def is_name(word: str) -> bool:

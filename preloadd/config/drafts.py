@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from preloadd.config.arguments import Argument, Wrong
@@ -35,9 +35,15 @@ _ONCE = "(write all of it in speculative-config)"
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """vLLM's configuration of speculative decoding, as far as it is written."""
+    """vLLM's configuration of speculative decoding, as far as it is written.
+
+    `by_key` is the argument that says a key, as people wrote it; `written` is that which stands for
+    all others.
+    """
 
     values: Mapping[str, object]
+    by_key: Mapping[str, str] = field(default_factory=dict, compare=False)
+    written: str = field(default=CONFIG, compare=False)
 
     @property
     def method(self) -> str:
@@ -62,14 +68,19 @@ class Speculation:
 
     @property
     def why_not_held(self) -> str:
-        """What to tell people of a draft that has no ranks; '' if it can have some."""
+        """What to tell people, behind where it is written, of a draft that has no ranks; '' if it
+        can have some."""
         if self.held:
             return ""
         named = f"method {self.method!r}" if self.method else "no method"
         return (
-            f"{CONFIG} names {named}: engines load such a draft from disk, if it has weights at "
+            f"names {named}: engines load such a draft from disk, if it has weights at "
             f"all; ranks hold drafts of the methods {', '.join(sorted(DRAFT_METHODS))}"
         )
+
+    def where(self, key: str) -> str:
+        """The argument that says `key`, or that could."""
+        return self.by_key.get(key, self.written)
 
     @property
     def argument(self) -> Argument:
@@ -102,16 +113,30 @@ def gather(arguments: Iterable[Argument], said: Mapping[str, str]) -> Gathered:
             others.append(argument)
     if not whole and not parts:
         return Gathered(others, None, [])
-    values: dict[str, object] = {}
-    wrong = [fault for each in whole if (fault := _read_whole(each, values))]
-    wrong += [fault for each in parts if (fault := _read_part(each, values, alone=not whole))]
-    for key, value in said.items():
-        values.setdefault(key, value)
-    found = Speculation(values)
+    found, wrong = _read(whole, parts, said)
     if not wrong:
-        by_key = {_keys(each)[0]: each.written for each in parts}
-        wrong += _unfit(found, by_key, (whole or parts)[-1].written)
+        wrong += _unfit(found)
     return Gathered(others, found, wrong)
+
+
+def _read(
+    whole: Sequence[Argument], parts: Sequence[Argument], said: Mapping[str, str]
+) -> tuple[Speculation, list[Wrong]]:
+    """What is said by arguments that say it all, the last of which counts, and by others."""
+    values: dict[str, object] = {}
+    by_key: dict[str, str] = {}
+    wrong, written = [], (whole or parts)[-1].written
+    for each in whole:
+        if fault := _read_whole(each, values):
+            wrong.append(fault)
+        else:
+            written = each.written
+    for each in parts:
+        if fault := _read_part(each, values, alone=not whole):
+            wrong.append(fault)
+        else:
+            by_key[_keys(each)[0]] = each.written
+    return Speculation({**said, **values}, by_key, written), wrong
 
 
 def _read_whole(argument: Argument, values: dict[str, object]) -> Wrong | None:
@@ -184,20 +209,17 @@ def _odd(error: Malformed) -> str:
     return text if text.endswith(")") else f"{text} (correct it)"
 
 
-def _unfit(found: Speculation, by_key: Mapping[str, str], written: str) -> Iterator[Wrong]:
-    """Of the whole, what would have vLLM, or a rank, fail later.
-
-    `by_key` is the argument that says a key, `written` the one that is meant by all others.
-    """
+def _unfit(found: Speculation) -> Iterator[Wrong]:
+    """Of the whole, what would have vLLM, or a rank, fail later."""
     odd = [key for key in _TEXTS if not isinstance(found.values.get(key, ""), str)]
     for key in odd:
         text = f"has a {key} that is no text (write it in quotes)"
-        yield Wrong(by_key.get(key, written), text)
+        yield Wrong(found.where(key), text, key)
     number = found.values.get(_NUMBER, 1)
     if type(number) is not int or number < 1:  # true is an int as well
         text = f"has {_NUMBER} that are no whole number from 1 on (write one, without quotes)"
-        yield Wrong(by_key.get(_NUMBER, written), text)
-    written = by_key.get("method", written)
+        yield Wrong(found.where(_NUMBER), text, _NUMBER)
+    written = found.where("method")
     if odd or not found.held or found.model:
         return
     if found.method != _MTP:

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator
 
 from preloadd.config.arguments import from_table
-from preloadd.config.drafts import CONFIG
+from preloadd.config.drafts import CONFIG, Speculation
 from preloadd.config.files import Document, Fault, Layers, Table, spelled
 from preloadd.config.vllm import Division, Size, divide
 from preloadd.domain.ids import DeviceId
@@ -55,33 +55,47 @@ def fault_in(document: Document, key: str, text: str, *beside: str) -> Fault:
 
 def engine_faults(document: Document) -> Iterator[Fault]:
     """All that is wrong with the engine's arguments."""
-    if _table(document, ENGINE_ARGS) and document.table.get("builder", "native") == "native":
+    arguments = _table(document, ENGINE_ARGS)
+    if arguments and document.table.get("builder", "native") == "native":
         yield fault_in(document, ENGINE_ARGS, _NOT_NATIVE, BUILDER)
     found = _division(document)
     for wrong in found.wrong:
-        yield fault_in(document, _key(wrong.written), wrong.text)
+        yield fault_in(document, _key_in(arguments, wrong.written, wrong.inner), wrong.text)
     yield from _contradictions(document, found.sizes)
 
 
 def draft_faults(document: Document) -> Iterator[Fault]:
     """All that is wrong between `[draft]` and what vLLM is told of speculative decoding."""
-    told, config = _table(document, DRAFT), _key(CONFIG)
+    told, said = _table(document, DRAFT), _said(document)
     found = _division(document).speculation
     wanted = bool(told) and told.get("enabled", True) is True
     if document.table.get("builder", "native") == "native":
         if wanted:
             yield fault_in(document, DRAFT, _NOT_NATIVES_DRAFT, BUILDER)
         return
-    for key, value in _said(document).items():
-        if found is not None and (other := found.values.get(key)) != value:
-            text = f"is {_toml(value)}, but {config} has {_toml(other)} (write it once)"
-            yield fault_in(document, spelled([DRAFT, key]), text, config)
-    if found is not None and found.model.startswith((".", "~")) and not _said(document):
+    if found is None:
+        if wanted:
+            text = f"{ENGINE_ARGS} has no {CONFIG} ({_NO_DRAFT})"
+            yield fault_in(document, DRAFT, text)
+        return
+    arguments = _table(document, ENGINE_ARGS)
+    for key, value in said.items():
+        other = found.values[key]
+        if isinstance(other, str) and other != value:
+            where = draft_key(arguments, found, key)
+            text = f"is {_toml(value)}, but {where} has {_toml(other)} (write it once)"
+            yield fault_in(document, spelled([DRAFT, key]), text, where)
+    if found.model.startswith((".", "~")) and "model" not in said:
         text = f"names the model {found.model!r} (give an absolute path, or an id such as org/name)"
-        yield fault_in(document, config, text)
-    if wanted and not (found and found.held):
-        why = found.why_not_held if found else f"{ENGINE_ARGS} has no {CONFIG}"
-        yield fault_in(document, DRAFT, f"{why} ({_NO_DRAFT})", config)
+        yield fault_in(document, draft_key(arguments, found, "model"), text)
+    if wanted and not found.held:
+        where = draft_key(arguments, found, "method")
+        yield fault_in(document, DRAFT, f"{where} {found.why_not_held} ({_NO_DRAFT})", where)
+
+
+def draft_key(arguments: Table, found: Speculation, key: str) -> str:
+    """The key of a group's file by which its engine's arguments say `key` of the draft."""
+    return _key_in(arguments, found.where(key), key)
 
 
 def members_of(document: Document) -> tuple[str, ...]:
@@ -149,8 +163,15 @@ def _table(document: Document, name: str) -> Table:
     return found if isinstance(found, dict) else {}
 
 
-def _key(written: str) -> str:
-    return spelled([ENGINE_ARGS, *filter(None, [written])])
+def _key(written: str, *inner: str) -> str:
+    return spelled([ENGINE_ARGS, *filter(None, [written]), *inner])
+
+
+def _key_in(arguments: Table, written: str, inner: str) -> str:
+    """The key of an argument, or of what is `inner` to it where that is a key of its own."""
+    value = arguments.get(written)
+    names = value if isinstance(value, dict) else ()
+    return _key(written, *[name for name in names if name.replace("-", "_") == inner][:1])
 
 
 def _toml(value: object) -> str:

@@ -63,6 +63,26 @@ def validated(
         ]
 
 
+def understood(model: type[Model], said: object) -> tuple[Model, frozenset[str]]:
+    """What a table says of `model`, all of whose keys may be left out, and which keys are unknown.
+
+    Those with a fault are, and left out. Behind one that the model does not have may be any that is
+    not there and has such a name, or none like it.
+    """
+    known = frozenset(model.model_fields)
+    if not isinstance(said, dict):
+        return model(), known
+    try:
+        return model.model_validate(said), frozenset()
+    except ValidationError as error:
+        wrong = {str(fault["loc"][0]) for fault in error.errors(include_url=False)}
+    right = {key: value for key, value in said.items() if key not in wrong}
+    absent = known - said.keys()
+    for name in wrong - known:
+        wrong |= set(get_close_matches(name, absent, n=len(known))) or absent
+    return model.model_validate(right), frozenset(wrong)
+
+
 def told(fault: ErrorDetails, model: type[BaseModel], origin: str) -> Fault:
     """One finding of a validation of `model`."""
     key = spelled(fault["loc"])

@@ -80,28 +80,45 @@ class Document(NamedTuple):
             below.lay(str(path), table)
 
     def written(self, key: str) -> str | None:
-        """The file that says what `key`, as TOML writes it, has in the end; None if none does.
-
-        Only tables at the top are entered.
-        """
-        for path, table in reversed(self.parts or ((self.path, self.table),)):
-            if _says(table, key):
-                return str(path)
-        return None
+        """The file that says what `key`, as TOML writes it, has in the end; None if none does. Of a
+        table it is the last that says anything in it."""
+        return next(iter(self._writers(key)), None)
 
     def fault(self, key: str, text: str, *beside: str) -> Fault:
         """What is wrong with `key`, at the file that says it; `text` names the keys `beside` too.
 
-        Those that another file says are told with that. A key that nobody says is missed in the
-        file with one that is said beside it, with its table, or else in the main one.
+        Those that another file says are told with that, and so are other parts of a table. A key
+        that nobody says is missed in the file with one that is said beside it, with its table, or
+        else in the main one.
         """
-        found = {one: where for one in beside if (where := self.written(one))}
-        table = self.written(key.partition(".")[0])
-        origin = self.written(key) or next(iter(found.values()), table or str(self.path))
-        more = ", ".join(f"{one} is in {where}" for one, where in found.items() if where != origin)
+        found = {one: where for one in beside if (where := self._writers(one))}
+        own = self._writers(key)
+        nearest = next(iter(found.values()), self._writers(key.partition(".")[0]))
+        origin = next(iter((*own, *nearest)), str(self.path))
+        more = [f"{key} is also in {where}" for where in own if where != origin]
+        more += [
+            f"{one} is in {where}"
+            for one, wheres in found.items()
+            for where in wheres
+            if where != origin
+        ]
         if more:
-            text = f"{text[:-1]}; {more})" if text.endswith(")") else f"{text} ({more})"
+            told = ", ".join(more)
+            text = f"{text[:-1]}; {told})" if text.endswith(")") else f"{text} ({told})"
         return Fault(origin, key, text)
+
+    def _writers(self, key: str) -> list[str]:
+        """The files that say what `key` has in the end, the last first: of a table all that say
+        anything in it, of another value one."""
+        found: list[str] = []
+        for path, table in reversed(self.parts or ((self.path, self.table),)):
+            said = _said(table, key)
+            if isinstance(said, dict):
+                found.append(str(path))
+            elif said is not None:
+                # What is no table hides all below, and is hidden by a table.
+                return found or [str(path)]
+        return found
 
 
 class FoundFiles(NamedTuple):
@@ -308,14 +325,15 @@ def _within(key: str, one: str) -> bool:
     return key == one or key.startswith((f"{one}.", f"{one}["))
 
 
-def _says(table: Table, key: str) -> bool:
-    """Whether a file says `key`: at the top, or in a table there."""
+def _said(table: Table, key: str, at: Key = ()) -> object:
+    """What a file says of `key`, or what holds that without being a table; None if nothing."""
     for name, value in table.items():
-        top = spelled([name])
-        inside = [spelled([name, inner]) for inner in value] if isinstance(value, dict) else [top]
-        if key == top or any(_within(key, one) for one in inside):
-            return True
-    return False
+        here = spelled([*at, name])
+        if key == here or (_within(key, here) and not isinstance(value, dict)):
+            return value
+        if isinstance(value, dict) and key.startswith(f"{here}."):
+            return _said(value, key, (*at, name))
+    return None
 
 
 def _toml_files(folder: Path) -> FoundFiles:

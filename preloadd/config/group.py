@@ -18,10 +18,10 @@ from preloadd.config.engine import (
     has_drafts,
     layers_of,
 )
-from preloadd.config.faults import validated
+from preloadd.config.faults import understood, validated
 from preloadd.config.files import Document, Fault, Layers
 from preloadd.config.seeding import PREFIX, Seed, bundle_faults, seed_faults
-from preloadd.config.spread import NOTHING, Spread, spread_faults
+from preloadd.config.spread import BLOCKS, NOTHING, Spread, certain, spread_faults
 from preloadd.config.strict import (
     GroupId,
     MaybeChunkBytes,
@@ -40,7 +40,7 @@ from preloadd.config.vllm import Division, divide
 from preloadd.domain.devices import ALL
 from preloadd.domain.ids import Instance, device_id, on_host
 from preloadd.domain.launch import SIZES, Launch, Misfit, here_told
-from preloadd.domain.nodes import Node, plan_node
+from preloadd.domain.nodes import Node, block, plan_node
 from preloadd.domain.settings import CHUNK_BYTES, Access, Builder, Layout, Memory, resolved
 from preloadd.errors import ConfigError
 
@@ -245,44 +245,35 @@ def claims(document: Document) -> tuple[str, list[str]]:
 
 def _misplaced(document: Document, ports: Mapping[str, int]) -> Iterator[Fault]:
     """What is wrong with ranks, nodes and devices, as far as they are known."""
-    layers = Layers()
-    sizes = layers_of(document).values.get("parallel", {})
-    layers.lay("", sizes if isinstance(sizes, dict) else {"": sizes})
-    found, _ = validated(Sizes, layers, "")
-    if found is None:
-        return
+    sizes, unknown = understood(Sizes, layers_of(document).values.get("parallel", {}))
     gpus = document.table.get("gpus")
     devices = None
     if isinstance(gpus, list) and gpus and ALL not in gpus:
         # Those that are there twice are told of elsewhere.
         devices = list(dict.fromkeys(map(str, gpus)))
-    seed = _seed_of(document)
-    launch = found.launch(
+    seed, _ = understood(Seed, document.table.get("seed", {}))
+    launch = sizes.launch(
         devices,
         drafts=has_drafts(document),
         others=ports,
-        seed_ports=seed.ports if seed else (None, None),
+        seed_ports=seed.ports,
     )
-    for misfit in spread_faults(launch) or [*_left_over(launch)]:
+    misfits = spread_faults(launch, unknown)
+    if unknown.union(misfit.setting for misfit in misfits).isdisjoint((*BLOCKS, "devices")):
+        misfits += _left_over(launch)
+    for misfit in misfits:
         yield _told(misfit, document)
 
 
 def _seeded(document: Document) -> Iterator[Fault]:
-    """What is wrong with `[seed]`, as far as each of its keys is right, and with bundles."""
-    seed = _seed_of(document)
-    for misfit in seed_faults(seed) if seed else ():
+    """What is wrong between the keys of `[seed]`, and with bundles."""
+    seed, unknown = understood(Seed, document.table.get("seed", {}))
+    for misfit in certain(seed_faults(seed), frozenset(PREFIX + key for key in unknown)):
         yield _told(misfit, document)
     warmup, builder = document.table.get("warmup"), document.table.get("builder", Builder.NATIVE)
     trusted = isinstance(warmup, dict) and warmup.get("trust_bundles") is True
     for misfit in bundle_faults(trusted=trusted, native=builder == Builder.NATIVE):
         yield _told(misfit, document)
-
-
-def _seed_of(document: Document) -> Seed | None:
-    """What the file says of seeding; None if that is not even understood."""
-    layers, said = Layers(), document.table.get("seed", {})
-    layers.lay("", said if isinstance(said, dict) else {"": said})
-    return validated(Seed, layers, "")[0]
 
 
 def _told(misfit: Misfit, document: Document) -> Fault:
@@ -300,7 +291,7 @@ def _key(setting: str) -> str:
 
 def _left_over(launch: Launch) -> Iterator[Misfit]:
     """Devices that would have no rank."""
-    here, devices = plan_node(launch).ranks, launch.devices or ()
+    here, devices = block(launch), launch.devices or ()
     if len(devices) > len(here):
         text = f"{len(devices)} are too many for {here_told(launch.parallel, here)}"
         more = f"leave out {len(devices) - len(here)}, or change the sizes"

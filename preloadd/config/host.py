@@ -15,7 +15,7 @@ from typing import Annotated, get_origin
 from pydantic import Field
 
 from preloadd.config.endpoints import Endpoints
-from preloadd.config.faults import validated
+from preloadd.config.faults import understood, validated
 from preloadd.config.files import (
     HOST_FILE,
     Document,
@@ -174,7 +174,8 @@ def survey(
     host, wrong = validated(HostSettings, layers, str(folder / HOST_FILE))
     said = layers.origins.get(("supervisor", "port"))
     own = f"supervisor.port of {said}" if said else "supervisor.port"
-    ports = {own: host.supervisor.port} if host else {}
+    supervisor, unknown = understood(Supervisor, layers.values.get("supervisor", {}))
+    ports = {} if "port" in unknown else {own: supervisor.port}
     groups, group_faults = _groups(folder, edits or {}, ports)
     host_faults = (*folder_faults(folder), *files.faults, *unread, *wrong)
     return Survey(
@@ -243,14 +244,19 @@ def _groups(
 
 def _contested(documents: list[Document]) -> Iterator[Fault]:
     """Names and devices that more than one file lays claim to."""
-    names: dict[str, Path] = {}
-    devices: dict[str, Path] = {}
+    names: dict[str, Document] = {}
+    devices: dict[str, Document] = {}
     for document in documents:
-        path, (name, mine) = document.path, claims(document)
-        if (first := names.setdefault(name, path)) != path:
-            text = f"{name!r} is the group of {first} (rename one of them)"
+        name, mine = claims(document)
+        if (first := names.setdefault(name, document)) is not document:
+            text = f"{name!r} is the group of {_home(first, 'name')} (rename one of them)"
             yield document.fault("name", text)
         for device in dict.fromkeys(mine):
-            if (first := devices.setdefault(device, path)) != path:
-                text = f"{device} is given to the group of {first} (remove it from one of them)"
-                yield document.fault("gpus", text)
+            if (first := devices.setdefault(device, document)) is not document:
+                text = f"{device} is given to the group of {_home(first, 'gpus')}"
+                yield document.fault("gpus", f"{text} (remove it from one of them)")
+
+
+def _home(document: Document, key: str) -> str:
+    """The file of a group that says `key`, or else its main one."""
+    return document.written(key) or str(document.path)

@@ -17,6 +17,7 @@ PREFIX = "seed_"
 """Before the name of a key in that of its flag."""
 
 _LISTENED = "this host's address that others reach, or 0.0.0.0 for all it has"
+_ENDS = ("seed_listen_host", "seed_listen_port", "seed_source_host", "seed_source_port")
 _ASKED = "the source, as this host reaches it"
 
 
@@ -64,7 +65,8 @@ def seed_faults(seed: Seed) -> Iterator[Misfit]:
         beside = ("seed_source_port", "seed_listen_host", "seed_listen_port")
         yield Misfit("seed_source_host", f"{text}: give {_ASKED}, or leave it out", beside)
     if seed.tls_key and not seed.tls_cert:
-        yield Misfit("seed_tls_key", "is the key of no certificate: give that as well")
+        text = "is the key of no certificate: give that as well"
+        yield Misfit("seed_tls_key", text, ("seed_tls_cert",))
     elif seed.listen_host and seed.tls is not None and not seed.tls_cert:
         text = "must be given where others connect with TLS: the certificate that is shown to them"
         yield Misfit("seed_tls_cert", text, ("seed_listen_host", "seed_tls_key", "seed_tls_ca"))
@@ -106,7 +108,7 @@ def _without_effect(seed: Seed) -> Iterator[Misfit]:
     """What is said, and would have no effect."""
     if seed.weights and not seed.wanted and seed.ports == (None, None):
         text = "there is nobody to give weights to, or to fetch them from: give a host, too"
-        yield Misfit("seed_weights", text)
+        yield Misfit("seed_weights", text, _ENDS)
     if seed.weights and seed.tls is not None:
         text = "weights do not go over TLS: leave out the one or the other"
         beside = ("seed_tls_cert", "seed_tls_key", "seed_tls_ca")
@@ -119,6 +121,7 @@ def _without_effect(seed: Seed) -> Iterator[Misfit]:
                 f"seed_{key}",
                 "is for seeding, but there is no host to listen on or ask: "
                 "give one, or leave this out",
+                _ENDS,
             )
 
 

@@ -5,7 +5,7 @@ The names are vLLM's, so that a daemon is told what its engine is told.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Annotated, Literal
 
@@ -16,11 +16,22 @@ from preloadd.config.strict import MAX_RANKS, MAX_WORLD, Size
 from preloadd.domain.ids import DeviceId, Instance, Role
 from preloadd.domain.launch import SIZES, Launch, Misfit, world_told
 from preloadd.domain.lines import one_line
+from preloadd.domain.meeting import port_faults
 from preloadd.domain.nodes import Node, launch_faults, plan_node
 from preloadd.domain.placement import ExpertPlacement, Parallel, drafting
 from preloadd.domain.settings import Rendezvous
 
 NOTHING: Mapping[str, int] = MappingProxyType({})
+
+BLOCKS = frozenset(
+    (
+        *(*SIZES, "nnodes", "node_rank"),
+        *("data_parallel_size_local", "data_parallel_start_rank"),
+    )
+)
+"""The settings that tell which ranks are on a node."""
+
+_ADDRESSES = frozenset(("master_addr", "data_parallel_address"))
 
 
 def once(value: object) -> object:
@@ -104,8 +115,26 @@ class Spread(BaseModel):
         )
 
 
-def spread_faults(launch: Launch) -> list[Misfit]:
-    """All that is wrong with what a node is told, what is too much of it included."""
+def spread_faults(launch: Launch, unknown: frozenset[str] = frozenset()) -> list[Misfit]:
+    """All that is wrong with what a node is told, what is too much of it included.
+
+    Of settings that are `unknown`, since they have a fault of their own, nothing is told, nor what
+    would follow from them.
+    """
+    if unknown & BLOCKS:
+        return certain(port_faults(launch), unknown)
+    # The one stands in for the other.
+    return certain(
+        _spread_faults(launch), unknown | (_ADDRESSES if unknown & _ADDRESSES else set())
+    )
+
+
+def certain(misfits: Iterable[Misfit], unknown: frozenset[str]) -> list[Misfit]:
+    """Those that are so whatever the settings are that are `unknown`."""
+    return [one for one in misfits if unknown.isdisjoint((one.setting, *one.beside))]
+
+
+def _spread_faults(launch: Launch) -> list[Misfit]:
     if launch.parallel.world > MAX_WORLD:
         text = f"makes {world_told(launch.parallel)}, but a group has at most {MAX_WORLD}"
         return [Misfit("tensor_parallel_size", f"{text}: give smaller sizes", SIZES)]

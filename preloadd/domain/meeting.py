@@ -79,11 +79,17 @@ def meeting_of(launch: Launch) -> Meeting:
 
 def meeting_faults(launch: Launch, ranks: range | None) -> list[Misfit]:
     """What is wrong with address and ports. `ranks` are this node's, None if they have a fault."""
+    return [*_unsaid(launch, ranks), *port_faults(launch)]
+
+
+def port_faults(launch: Launch) -> list[Misfit]:
+    """What is wrong with ports, as far as that is no matter of which ranks are where."""
     own = _own_ports(launch)
     listened, asked = _seed_ports(launch)
-    ports = [*_impossible([*own, *listened, *asked])]
-    ports = ports or [*_overlaps([*_foreign_ports(launch), *own, *listened])]
-    return [*_unsaid(launch, ranks), *ports]
+    impossible = [*_impossible([*own, *listened, *asked])]
+    settings = {misfit.setting for misfit in impossible}
+    ports = [*_foreign_ports(launch), *own, *listened]
+    return [*impossible, *_overlaps([each for each in ports if each.setting not in settings])]
 
 
 def is_one_host(address: str) -> bool:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import anyio
 
+from preloadd.config.drafts import CONFIG
 from preloadd.config.run import Chosen, RunOptions, rank_settings
 from preloadd.domain.ids import Instance
 from preloadd.domain.lines import one_line
@@ -154,7 +155,7 @@ class Start:
         """Say what is about to begin."""
         beside = f" and its draft {one_line(draft)}" if draft else ""
         if (said := self.options.speculation) is not None and said.why_not_held:
-            self.display.say(f"the draft has no ranks: {one_line(said.why_not_held)}")
+            self.display.say(f"the draft has no ranks: {CONFIG} {one_line(said.why_not_held)}")
         self.display.say(f"loading {one_line(folder)}{beside} into {one_line(chosen.told)}")
         if (node := self.options.node(chosen)).count > 1:
             here, met = node.ranks, node.meeting

@@ -166,7 +166,7 @@ def test_a_draft_is_looked_at_like_its_target(host):
     (host.root / "etc/default/preloadd").write_text(f"PYTHONPATH={host.root}/packages\n")
     host.group(more=EAGLE.format("eagle", "/srv/none"))
     (fault,) = faults(host)
-    assert "a.toml: engine_args.speculative-config: /srv/none: no such folder" in fault
+    assert "a.toml: engine_args.sc.model: /srv/none: no such folder" in fault
     host.group(more=EAGLE.format("eagle", llama(host.root / "draft")))
     report = look(host)
     (model,) = report.models
@@ -174,6 +174,21 @@ def test_a_draft_is_looked_at_like_its_target(host):
     files = [*host.model.glob("*.safetensors"), *host.root.glob("draft/*.safetensors")]
     assert model.nbytes >= sum(path.stat().st_size for path in files)
     assert (report.faults, report.notes) == ((), ())
+
+
+def test_what_is_wrong_with_a_draft_is_told_at_the_file_that_says_it(host):
+    (host.root / "packages/vllm").mkdir(parents=True)
+    (host.root / "packages/vllm/__init__.py").touch()
+    (host.root / "etc/default/preloadd").write_text(f"PYTHONPATH={host.root}/packages\n")
+    method = '[engine_args]\nspec-method = "eagle3"\nspec-tokens = 3\n'
+    host.group(more=f'builder = "vllm"\n{method}spec-model = "/srv/none"\n')
+    (host.config / "groups.d/a.toml.d").mkdir()
+    host.write("groups.d/a.toml.d/1.toml", '[engine_args]\ndtype = "bfloat16"\n')
+    (fault,) = faults(host)
+    assert "groups.d/a.toml: engine_args.spec-model: /srv/none: no such folder" in fault
+    host.write("groups.d/a.toml.d/1.toml", '[engine_args]\nspec-method = "odd"\n')
+    (note,) = look(host).notes
+    assert "groups.d/a.toml.d/1.toml: engine_args.spec-method names method 'odd'" in note
 
 
 @pytest.mark.parametrize(
@@ -238,6 +253,12 @@ def test_path_of_a_socket_that_is_too_long(host):
     )
     host.group()
     assert any("socket_dir" in fault and "107" in fault for fault in faults(host))
+    host.host()
+    (host.config / "preloadd.toml.d").mkdir()
+    host.write("preloadd.toml.d/1.toml", f'socket_dir = "{long}"\n')
+    assert any(
+        "preloadd.toml.d/1.toml: socket_dir" in fault and "107" in fault for fault in faults(host)
+    )
 
 
 @pytest.fixture

@@ -251,7 +251,7 @@ VLLM = f'{GOOD}builder = "vllm"\n'
         (
             "engine_args = { sc = { method = 'eagle', model = '/a' } }\n[draft]\nmodel = '/b'",
             "draft.model",
-            'is "/b", but engine_args.speculative-config has "/a" (write it once)',
+            'is "/b", but engine_args.sc.model has "/a" (write it once)',
         ),
         (
             "engine_args = { sc = { method = 'eagle' } }\n[draft]\nmodel = './d'",
@@ -260,7 +260,22 @@ VLLM = f'{GOOD}builder = "vllm"\n'
         ),
         (
             "engine_args = { sc = { method = 'eagle', model = '~/d' } }",
-            "engine_args.speculative-config",
+            "engine_args.sc.model",
+            "give an absolute path",
+        ),
+        (
+            "engine_args = { spec-method = 'eagle', spec-model = '~/d' }\n[draft]\nrevision = 'r'",
+            "engine_args.spec-model",
+            "give an absolute path",
+        ),
+        (
+            "engine_args = { sc = { method = 'eagle', model = '/d', num-speculative-tokens = 0 } }",
+            "engine_args.sc.num-speculative-tokens",
+            "no whole number from 1 on",
+        ),
+        (
+            'engine_args = { sc = \'{"method": "eagle", "model": "./d"}\' }',
+            "engine_args.sc",
             "give an absolute path",
         ),
         ('reader = "instanttensor"', "reader", "set load-format in engine_args)"),
@@ -415,6 +430,7 @@ def test_what_a_node_cannot_be_told_is_told_at_its_key(refusal):
     document = Document(PATH, table_of(refusal.flags, drafts=refusal.drafts))
     _, found = judge(document, {"weight-cache-health-port": port} if port else {})
     written = {f"engine_args.{key}" for key in document.table["engine_args"]}
+    found = [fault for fault in found if fault.key != "gpus"]
     assert [fault.text for fault in found] == [fault.bracketed for fault in told]
     for fault, expected in zip(found, told, strict=True):
         assert fault.key in written | {f"parallel.{expected.setting}"}
@@ -529,7 +545,37 @@ LISTENS = 'listen_host = "10.0.0.1"\nlisten_port = 9000\n'
             'draft = { model = "/b" }',
             f"{BUILT}engine_args = {{ speculative-config = {HEAD} }}",
             "draft.model",
-            ["engine_args.speculative-config"],
+            ["engine_args.speculative-config.model"],
+        ),
+        (
+            'draft = { model = "/b" }',
+            f'{BUILT}engine_args = {{ spec-method = "eagle", spec-model = "/a" }}',
+            "draft.model",
+            ["engine_args.spec-model"],
+        ),
+        (
+            'draft = { model = "/b" }',
+            f'{BUILT}engine_args = {{ spec-method = "odd" }}',
+            "draft",
+            ["engine_args.spec-method"],
+        ),
+        (
+            'engine_args = { spec-method = "eagle3", spec-model = "./x", spec-tokens = 3 }',
+            f'{BUILT}engine_args = {{ dtype = "bfloat16" }}',
+            "engine_args.spec-model",
+            [],
+        ),
+        (
+            'engine_args = { speculative-config = { method = "eagle", model = "./x" } }',
+            f"{BUILT}engine_args = {{ speculative-config = {{ num_speculative_tokens = 3 }} }}",
+            "engine_args.speculative-config.model",
+            [],
+        ),
+        (
+            'engine_args = { speculative-config = { method = "eagle", model = 7 } }',
+            f"{BUILT}engine_args = {{ speculative-config = {{ num_speculative_tokens = 3 }} }}",
+            "engine_args.speculative-config.model",
+            [],
         ),
         (
             "parallel = { node_rank = 2 }",
@@ -580,6 +626,110 @@ def test_each_key_that_a_fault_names_is_told_with_the_file_that_has_it(says, oth
         assert {*re.findall(r"(\S+) is in (\S+)[,)]", fault.text)} == {
             (one, str(there)) for one in beside
         }
+
+
+def test_of_a_draft_each_key_is_told_by_the_argument_that_says_it():
+    told = faults(
+        f'{BUILT}{GOOD}engine_args = {{ spec-model = "./x", speculative-config = "{{bad" }}'
+    )
+    assert [line.partition(": ")[0] for line in told] == [
+        "engine_args.speculative-config",
+        "engine_args.spec-model",
+    ]
+
+
+@pytest.mark.parametrize("key", ["engine_args.hf-overrides", "draft"])
+def test_of_a_table_all_files_are_told_that_have_a_part_of_it(key):
+    more = 'draft = { revision = "r" }\nengine_args = { hf-overrides = { b = 1 } }'
+    first = (
+        f"{BUILT}draft = {{ model = '/d' }}\nengine_args = {{ hf-overrides = {{ a = 12:00:00 }} }}"
+    )
+    dropped = PATH.with_suffix(".toml.d") / "1.toml"
+    [fault] = [one for one in judge(laid(first, more))[1] if one.key == key]
+    assert fault.origin == str(dropped)
+    assert fault.text.endswith(f"; {key} is also in {PATH})")
+
+
+@pytest.mark.parametrize(
+    ("text", "keys"),
+    [
+        (
+            "[seed]\nwithin_s = 0\nlisten_host = 'h'\nlisten_port = 70000",
+            ["within_s", "listen_port"],
+        ),
+        (
+            "[seed]\ntoken_file = 't'\nlisten_host = 'h'\nsource_port = 1\ntls_key = '/k'",
+            ["token_file", "listen_port", "source_host", "tls_key"],
+        ),
+        # What may follow from a value that is wrong itself is told once that is right.
+        ("[seed]\nlisten_host = 'h'\nlisten_port = 'x'", ["listen_port"]),
+        ("[seed]\nlisten_host = 3\ntoken_file = '/t'\nweights = true", ["listen_host"]),
+        (
+            "[seed]\ntls_cert = 'c'\ntls_key = '/k'\nlisten_host = 'h'\nlisten_port = 1",
+            ["tls_cert"],
+        ),
+        # What nobody knows may be a key that is not there.
+        (
+            "[seed]\ntokn_file = '/t'\nlisten_host = 'h'\ntls_key = '/k'",
+            ["tokn_file", "listen_port", "tls_key"],
+        ),
+        ("[seed]\nzzz = 1\nlisten_host = 'h'\nsource_port = 0", ["zzz", "source_port"]),
+        (
+            "[seed]\nlisten_host = 'h'\nlisten_prt = 9000\nsource_port = 0",
+            ["listen_prt", "source_port", "source_host"],
+        ),
+        ("seed = 3", [""]),
+    ],
+)
+def test_an_ill_formed_key_of_seeding_hides_no_other(text, keys):
+    found = faults(f"{GOOD}{text}")
+    assert [line.partition(": ")[0] for line in found] == [
+        f"seed.{key}".rstrip(".") for key in keys
+    ]
+
+
+SPANS = "nnodes = 2\nnode_rank = 0\ntensor_parallel_size = 2\n"
+MEETS = 'master_addr = "10.0.0.1"\nweight_cache_master_port = 9000\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "keys"),
+    [
+        (
+            "master_port = -5\nweight_cache_master_port = 70000",
+            ["master_port", "weight_cache_master_port"],
+        ),
+        (
+            "tensor_parallel_size = 0\nweight_cache_master_port = 70000",
+            ["tensor_parallel_size", "weight_cache_master_port"],
+        ),
+        (f"{SPANS}master_addr = 3", ["master_addr", "weight_cache_master_port"]),
+        (
+            f"{SPANS}{MEETS}data_parallel_rpc_port = 0\nmaster_port = 9000",
+            ["data_parallel_rpc_port", "weight_cache_master_port"],
+        ),
+        ("master_port = 0\nnode_rank = 1", ["master_port", "node_rank"]),
+        # What may follow from a value that is wrong itself is told once that is right.
+        (
+            f"{SPANS}master_addr = '10.0.0.1'\nweight_cache_master_port = 'x'",
+            ["weight_cache_master_port"],
+        ),
+        (f"{MEETS}nnodes = 'x'\nnode_rank = 1", ["nnodes"]),
+        (f"{MEETS}tensor_parallel_size = 'x'\nnnodes = 2", ["tensor_parallel_size"]),
+        (f"{MEETS}tensor_parallel_sise = 2\nnnodes = 2", ["tensor_parallel_sise"]),
+    ],
+)
+def test_an_ill_formed_size_or_port_hides_no_other(text, keys):
+    found = faults(f"{GOOD}[parallel]\n{text}")
+    assert [line.partition(": ")[0] for line in found] == [f"parallel.{key}" for key in keys]
+
+
+def test_ports_and_the_number_of_devices_do_not_hide_each_other():
+    text = 'gpus = ["CPU-0", "CPU-1"]\nmodel = "/m"\n[parallel]\nweight_cache_master_port = 70000'
+    assert [line.partition(": ")[0] for line in faults(text)] == [
+        "parallel.weight_cache_master_port",
+        "gpus",
+    ]
 
 
 def test_a_group_has_no_more_ranks_than_can_be():

@@ -146,6 +146,32 @@ def test_device_in_two_groups_and_name_of_two_groups(write):
     assert "CPU-0 is given to the group of groups.d/a.toml" in found[2]
 
 
+def test_what_two_groups_lay_claim_to_is_told_with_the_files_that_say_it(write):
+    folder = write(
+        {
+            "groups.d/a.toml": 'name = "x"\nmodel = "/srv/m"\ngpus = ["CPU-1"]\n',
+            "groups.d/a.toml.d/1.toml": 'name = "b"\ngpus = ["CPU-0"]\n',
+            "groups.d/b.toml": GROUP,
+        }
+    )
+    assert faults(folder) == [
+        "groups.d/b.toml: name: 'b' is the group of groups.d/a.toml.d/1.toml (rename one of them)",
+        (
+            "groups.d/b.toml: gpus: CPU-0 is given to the group of groups.d/a.toml.d/1.toml "
+            "(remove it from one of them)"
+        ),
+    ]
+
+
+def test_a_fault_of_the_host_hides_no_port_that_it_shares_with_a_group(write):
+    shared = f"{GROUP}[parallel]\nweight_cache_master_port = 9470\n"
+    folder = write({"preloadd.toml": "[deadlines]\nstop_s = 0\n", "groups.d/a.toml": shared})
+    keys = [line.split(": ")[1] for line in faults(folder)]
+    assert keys == ["deadlines.stop_s", "parallel.weight_cache_master_port"]
+    (folder / "preloadd.toml").write_text('[supervisor]\nport = "x"\n')
+    assert [line.split(": ")[1] for line in faults(folder)] == ["supervisor.port"]
+
+
 def test_missing_folder_is_told(tmp_path):
     with pytest.raises(ConfigError, match="PRELOADD_CONFIG_DIR") as caught:
         load(tmp_path / "none", {})

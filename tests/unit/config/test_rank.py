@@ -95,9 +95,8 @@ def test_a_draft_in_the_targets_checkpoint_lies_where_that_does(write):
 
 def test_a_draft_whose_file_has_faults_is_told_them(write):
     folder = drafted(write, DRAFTED.replace("eagle", "ngram"))
-    assert "two.toml: draft: speculative-config names method 'ngram'" in refused(
-        folder, "CPU-7.draft"
-    )
+    told = refused(folder, "CPU-7.draft")
+    assert "two.toml: draft: engine_args.speculative-config.method names method 'ngram'" in told
 
 
 def test_faults_of_other_groups_do_not_matter(write):

@@ -83,6 +83,14 @@ def told(launch: Launch) -> str:
     return "\n".join(f"{fault.setting}: {fault.text}" for fault in meeting_faults(launch, range(2)))
 
 
+def test_a_port_that_cannot_be_hides_no_other():
+    launch = replace(BOTH, seed_listen_port=70000, master_port=29600)
+    assert [line.partition(":")[0] for line in told(launch).splitlines()] == [
+        "seed_listen_port",
+        "weight_cache_master_port",
+    ]
+
+
 def test_a_row_of_ports_does_not_reach_past_the_last():
     assert told(replace(SEEDED, seed_listen_port=65534)) == (
         "seed_listen_port: 65534 to 65534 + 2 = 65536 is past the last port, 65535: give a lower "
