@@ -9,6 +9,7 @@ import select
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 import threading
@@ -270,6 +271,14 @@ class Manager:
     def status(self) -> m.StatusTold:
         """What the rank tells of itself."""
         return ask_status(self.socket, timeout=waiting.PATIENCE_S)
+
+    def ctl(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """How `preloadctl` ended, which looks at this rank alone."""
+        command = [sys.executable, "-m", "preloadd.cli", *arguments]
+        environ = {**self.environ, "PRELOADD_SOCKET_DIR": self.settings.socket_dir}
+        return subprocess.run(
+            command, env=environ, capture_output=True, text=True, timeout=60, check=False
+        )
 
     def client(self) -> Client:
         """A connection to the rank; the caller's to close."""

@@ -217,8 +217,8 @@ def release(
 ) -> None:
     """Free the weights of a group, and keep its ranks.
 
-    They serve nobody until `load`. Refused while engines hold the weights. Waits for engines that
-    measure how much memory is free.
+    They serve nobody until `load`. Refused while engines hold the weights, or one of the ranks
+    still loads. Waits for engines that measure how much memory is free.
     """
     lookout = _lookout(context, socket_dir, rank_timeout)
     after = release_weights(lookout, name, _world(context).say)

@@ -25,6 +25,9 @@ class Condition(StrEnum):
     UNCLEAR = "unclear"
 
 
+_EMPTY = (Condition.RELEASED, Condition.FAILED, Condition.ABSENT, Condition.STOPPED)
+
+
 @dataclass(frozen=True, slots=True)
 class Holder:
     """An engine that holds weights. `pid` is its process, `mode` how it uses them.
@@ -105,6 +108,16 @@ class Rank:
     def loads(self) -> bool:
         """Whether it loads and tells of how many bytes."""
         return self.condition is Condition.LOADING and self.total > 0
+
+    @property
+    def holds(self) -> bool:
+        """Whether it has weights to release. One that loads has none yet, unless it warms up."""
+        return self.serving or (self.condition is Condition.LOADING and bool(self.generation))
+
+    @property
+    def empty(self) -> bool:
+        """Whether it has no weights, and will have none before somebody asks for them."""
+        return self.condition in _EMPTY
 
     @property
     def in_use(self) -> bool | None:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import replace
 
 from preloadd.cli.asking import Order
 from preloadd.cli.control import How, Say
 from preloadd.cli.exits import CommandFailed, Exit
 from preloadd.cli.look import Lookout
 from preloadd.cli.overview import Condition, Overview, Rank, holders, remembering, select, told
-from preloadd.cli.watch import Teller
+from preloadd.cli.watch import Teller, explained
 from preloadd.protocol.messages import Load, Release
 
 INTERVAL = 0.3
@@ -28,9 +29,31 @@ next start, which takes some too."""
 def release_weights(lookout: Lookout, name: str, say: Say) -> Overview:
     """Free the weights of a group; how it is afterwards.
 
-    CommandFailed, and nothing was done, while engines hold them or that is not known.
+    CommandFailed, and nothing was done, while engines hold them, or that is not known, or a rank
+    has weights coming: it cannot be told to stop that, and the group would be left in two halves.
     """
     seen = select(lookout.look(), [name])
+    _require_free(name, seen)
+    _require_settled(name, seen)
+    holding = [rank for rank in seen.ranks if rank.holds]
+    if not holding:
+        say(f"{name}: there is nothing to release")
+    Order(Release(), holding, timeout=lookout.timeout, say=say, until=math.inf).carry_out()
+    places = {rank.place for rank in seen.ranks}
+    after = select(remembering(lookout.look(), name, places), [name])
+    again = [
+        rank for rank in after.ranks if rank.condition in (Condition.LOADING, Condition.SERVING)
+    ]
+    if again:
+        raise CommandFailed(
+            f"{name}: the weights were released, but somebody has had these ranks load meanwhile: "
+            f"wait until they serve, and release again:\n{_lines(again)}",
+            Exit.NOT_SERVING,
+        )
+    return after
+
+
+def _require_free(name: str, seen: Overview) -> None:
     held = [rank for rank in seen.ranks if rank.in_use]
     if held:
         raise CommandFailed(
@@ -40,17 +63,24 @@ def release_weights(lookout: Lookout, name: str, say: Say) -> Overview:
         )
     silent = [rank for rank in seen.ranks if rank.in_use is None]
     if silent:
-        lines = "\n".join(map(told, silent))
         raise CommandFailed(
-            f"whether engines hold these weights is not known, and nothing was released:\n{lines}",
+            "whether engines hold these weights is not known, and nothing was released:\n"
+            f"{_lines(silent)}",
             Exit.NOT_SERVING,
         )
-    serving = [rank for rank in seen.ranks if rank.serving]
-    if not serving:
-        say(f"{name}: there is nothing to release")
-    Order(Release(), serving, timeout=lookout.timeout, say=say, until=math.inf).carry_out()
-    places = {rank.place for rank in seen.ranks}
-    return select(remembering(lookout.look(), name, places), [name])
+
+
+def _require_settled(name: str, seen: Overview) -> None:
+    coming = [rank for rank in seen.ranks if not rank.holds and not rank.empty]
+    if coming:
+        by_hand = not any(group.target for group in seen.groups)
+        end = "end the `preloadd run` they are of" if by_hand else f"run `preloadctl stop {name}`"
+        raise CommandFailed(
+            f"{name}: not all ranks have come to rest, and nothing was released: wait until these "
+            f"serve (`preloadctl status {name} --watch`), then release; or {end}, which frees all "
+            f"of it:\n{_lines(coming)}",
+            Exit.NOT_SERVING,
+        )
 
 
 def load_again(lookout: Lookout, name: str, how: How, say: Say) -> Overview:
@@ -98,9 +128,14 @@ def _until_loaded(look: Callable[[], Overview], asked: Collection[str], until: f
         if not waits:
             return seen
         if now >= until:
-            raise CommandFailed("\n".join(map(told, waits)), Exit.TIMED_OUT)
+            raise CommandFailed(_lines(waits), Exit.TIMED_OUT)
         time.sleep(INTERVAL)
 
 
 def _under_way(rank: Rank) -> bool:
     return rank.condition in (Condition.LOADING, Condition.STARTING, Condition.STUCK)
+
+
+def _lines(ranks: Iterable[Rank]) -> str:
+    """Each rank, how it is and how far it has come, for a message."""
+    return "\n".join(told(replace(rank, detail=explained(rank))) for rank in ranks)

@@ -22,6 +22,7 @@ from preloadd.linux.fds import OwnedFd
 from preloadd.linux.memfd import read_sealed, sealed_bytes
 from preloadd.linux.notify import Notifier
 from preloadd.rank.generation import Generation, chunk_name, manifest_name
+from preloadd.transport.accepting import Episode
 from preloadd.transport.threads import Threads
 
 log = logging.getLogger(__name__)
@@ -65,7 +66,10 @@ class _Order:
 
 
 class Parking:
-    """Says what to keep and what to drop; the manager behind `notifier` does it."""
+    """Says what to keep and what to drop; the manager behind `notifier` does it.
+
+    Clients cause much of that: what goes wrong there is logged when it begins, not for each.
+    """
 
     def __init__(self, notifier: Notifier) -> None:
         self._notifier = notifier
@@ -75,6 +79,9 @@ class Parking:
         self._more = anyio.Event()
         self._passing: dict[str, _Order] = {}
         self._threads = Threads("the service manager")
+        self._behind = Episode()
+        self._failing = Episode()
+        self._unparked = Episode()
 
     async def work(self) -> None:
         """Carry out what is told below, until cancelled. To be run once, beside everything else."""
@@ -82,6 +89,8 @@ class Parking:
             while True:
                 while self._waiting:
                     await self._carry_out(self._waiting.popleft())
+                if self._behind.ends():
+                    log.info("the service manager has caught up: what is new is parked again")
                 self._more = anyio.Event()
                 await self._more.wait()
         finally:
@@ -94,7 +103,11 @@ class Parking:
             await self._threads.run(order.run)
         except OSError as error:
             order.failure = error
-            log.warning("the service manager could not be told what to keep: %s", error)
+            if self._failing.begins():
+                log.warning("the service manager could not be told what to keep: %s", error)
+        else:
+            if self._failing.ends():
+                log.info("the service manager is told again what to keep")
         finally:
             order.call_off()
         order.done.set()
@@ -154,13 +167,8 @@ class Parking:
 
         A lease that cannot be parked is granted all the same: it ends with this process.
         """
-        if len(self._waiting) >= MOST_WAITING:
-            log.warning("the service manager is behind: a lease will not outlive this daemon")
-            return
-        try:
-            self._passing[lease.fdname] = self._keep(lease.fdname, fd, poll=True)
-        except OSError as error:
-            log.warning("the lease of %s will not outlive this daemon: %s", lease.client, error)
+        what = f"the lease of {lease.client} will not outlive this daemon"
+        self._pass_on(lease.fdname, what, partial(self._keep, lease.fdname, fd, poll=True))
 
     def drop_lease(self, lease: Lease) -> None:
         """Have a lease's connection closed: an engine is hung up on with the last copy of it."""
@@ -172,18 +180,31 @@ class Parking:
         Where that cannot be parked, this life knows it all the same.
         """
         name = profiling_name(lease)
-        if len(self._waiting) >= MOST_WAITING:
-            log.warning("the service manager is behind: %s is not parked", name)
-            return
-        try:
+
+        def keep() -> _Order:
             with sealed_bytes(name, repr(until).encode()) as mark:
-                self._passing[name] = self._keep(name, mark.fileno(), poll=False)
-        except OSError as error:
-            log.warning("%s is not parked: %s", name, error)
+                return self._keep(name, mark.fileno(), poll=False)
+
+        self._pass_on(name, f"{name} is not parked", keep)
 
     def drop_profiling(self, lease: LeaseId) -> None:
         """Have that mark closed."""
         self._drop_passing(profiling_name(lease))
+
+    def _pass_on(self, name: str, otherwise: str, keep: Callable[[], _Order]) -> None:
+        """Park what a client is the cause of, if that can be; `otherwise` says what if not."""
+        if len(self._waiting) >= MOST_WAITING:
+            if self._behind.begins():
+                log.warning(
+                    "the service manager is behind: until it has caught up, neither new leases nor "
+                    "marks of engines that measure memory will outlive this daemon"
+                )
+            return
+        try:
+            self._passing[name] = keep()
+        except OSError as error:
+            if self._unparked.begins():
+                log.warning("%s: %s", otherwise, error)
 
     def _drop_passing(self, name: str) -> None:
         """Have closed what a client was the cause of.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
+from preloadd.domain.lines import one_line
 from preloadd.protocol.messages import StatusTold
 from preloadd.supervisor.roster import Expected
 from preloadd.supervisor.verdict import Contact, Engine, Snapshot, Unit
@@ -61,17 +63,30 @@ class Record:
 
 
 def from_told(expected: Expected, told: StatusTold) -> Snapshot:
-    """The snapshot that an answer makes. One in another rank's or group's name is a problem."""
-    problem = _wrong_name(expected, told)
-    facts = told.shared_with(Snapshot) | {
+    """The snapshot that an answer makes. One in another rank's or group's name is a problem.
+
+    Whatever the rank has written is on one line from here on: it reaches logs and terminals.
+    """
+    problem = one_line(_wrong_name(expected, told))
+    written: dict[str, Any] = {
+        name: one_line(value) if type(value) is str else value  # enumerations stay what they are
+        for name, value in told.shared_with(Snapshot).items()
+    }
+    facts = written | {
         "instance": str(expected.instance),
-        "group": expected.group or told.group,
+        "group": expected.group or one_line(told.group),
         "contact": Contact.FAULTY if problem else Contact.ANSWERED,
         "problem": problem,
         "loads": told.counters.get("loads", 0),
         "bytes_read": told.counters.get("bytes_read", 0),
         "engines": tuple(
-            Engine(lease.client, lease.pid, lease.mode, lease.id, lease.generation)
+            Engine(
+                one_line(lease.client),
+                lease.pid,
+                lease.mode,
+                one_line(lease.id),
+                one_line(lease.generation),
+            )
             for lease in told.leases
         ),
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from preloadd.domain.lines import one_line
 from preloadd.errors import NoServiceManager
 from preloadd.linux.systemctl import Systemctl
 from preloadd.supervisor.verdict import Unit
@@ -18,7 +19,8 @@ class ServiceManager:
     def __call__(self, names: Sequence[str]) -> Mapping[str, Unit]:
         """The services of these names that there are, none without systemd. Blocks.
 
-        ServiceManagerError, ServiceManagerDenied.
+        A status is what the service itself wrote, here on one line. ServiceManagerError,
+        ServiceManagerDenied.
         """
         try:
             told = self._systemctl.show(names)
@@ -26,7 +28,12 @@ class ServiceManager:
             return {}
         return {
             unit.name: Unit(
-                unit.name, unit.active, unit.sub, unit.result, unit.status, unit.restarts
+                unit.name,
+                unit.active,
+                unit.sub,
+                unit.result,
+                one_line(unit.status),
+                unit.restarts,
             )
             for unit in told
             if unit.loaded == "loaded"

@@ -61,8 +61,16 @@ class Episode:
 
     def __init__(self) -> None:
         self._last = -math.inf
+        self._told = False
 
     def begins(self) -> bool:
         """Whether the trouble that was just met is a new one."""
         before, self._last = self._last, anyio.current_time()
-        return self._last - before > _QUIET
+        new = self._last - before > _QUIET
+        self._told = self._told or new
+        return new
+
+    def ends(self) -> bool:
+        """Whether all being well is news: once after each that was a new one."""
+        news, self._told = self._told, False
+        return news

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -52,6 +53,23 @@ def test_who_comes_while_a_restarted_rank_loads_is_told_so_at_once(loading):
     assert told.phase == "identifying"
     assert 0 == told.done < told.total
     assert "READY" not in {key for fields in manager.told for key in fields}
+
+
+def test_an_operator_who_releases_while_the_rank_loads_again_is_told_that_it_does(manage, model):
+    manager: Manager = manage(model, digest=Digest.FULL)
+    manager.start()
+    manager.ready()
+    assert manager.ctl("release", "tests").returncode == 0
+    (model / SHARDS[0]).touch()
+    with manager.stuck_loads():
+        manager.ask(m.Load())
+        eventually(lambda: manager.status().total, manager.account)
+        ran = manager.ctl("release", "tests")
+    assert (ran.returncode, ran.stdout) == (1, "")
+    assert "nothing was released: wait until these serve" in ran.stderr
+    assert re.search(r"tests CPU-0: loading: identifying [\d.]+ \w+", ran.stderr), ran
+    eventually(lambda: manager.status().state is State.SERVING, manager.account)
+    assert manager.ctl("release", "tests").returncode == 0
 
 
 def test_an_engine_that_is_attached_while_the_rank_loads_keeps_its_lease(loading, model):

@@ -74,3 +74,12 @@ def test_the_next_life_serves_at_once_and_says_that_the_warm_up_was_cut_off(
         assert "preloadctl release tests, then preloadctl load tests" in line
         rehearsing.attach().close()
         rehearsing.kill()
+
+
+def test_an_operator_who_releases_ends_the_warm_up(rehearsing, pid):
+    engine = Path("/proc", pid.read_text().strip())
+    ran = rehearsing.ctl("release", "tests")
+    assert ran.returncode == 0, ran
+    assert "is released" in ran.stdout
+    assert not engine.exists()
+    assert (rehearsing.status().state, rehearsing.arena) == (State.RELEASED, set())

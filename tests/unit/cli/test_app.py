@@ -317,6 +317,66 @@ def test_release_is_refused_while_nobody_knows(ctl, ranks):
     assert not any(isinstance(request, Release) for request in idle.asked)
 
 
+EMPTY = {"generation": "", "arena_bytes": 0}
+
+
+def released(rank):
+    return sum(isinstance(request, Release) for request in rank.asked)
+
+
+def test_release_of_a_rank_that_loads_says_how_far_it_is_and_what_to_do(ctl, ranks):
+    far = {"phase": "storing", "done": 1 << 28, "total": 1 << 30}
+    rank = ranks.serve("CPU-0", state=State.LOADING, **far, **EMPTY)
+    ran = ctl("release", "smol")
+    assert (ran.status, ran.out, released(rank)) == (1, "", 0)
+    assert "nothing was released: wait until these serve" in ran.err
+    assert "`preloadctl status smol --watch`" in ran.err
+    assert "end the `preloadd run` they are of" in ran.err
+    assert "  smol CPU-0: loading: storing 256.0 MiB of 1.0 GiB (25%)\n" in ran.err
+    assert "there is nothing to release" not in ran.err
+
+
+@pytest.mark.parametrize("state", [State.LOADING, State.STARTING, State.STOPPING])
+def test_nothing_of_a_group_is_released_before_all_of_it_has_settled(ctl, ranks, managed, state):
+    managed("smol", "CPU-0", "CPU-1")
+    serving = ranks.serve("CPU-0")
+    ranks.serve("CPU-1", state=state, **EMPTY)
+    ran = ctl("release", "smol")
+    assert (ran.status, released(serving)) == (1, 0)
+    assert f"  smol CPU-1: {state}" in ran.err
+    assert "run `preloadctl stop smol`, which frees all of it" in ran.err
+
+
+def test_nothing_is_released_beside_a_socket_that_answers_as_another_rank(ctl, ranks):
+    serving = ranks.serve("CPU-0")
+    ranks.serve("CPU-1").become(instance="CPU-7")
+    ran = ctl("release", "smol")
+    assert (ran.status, released(serving)) == (1, 0)
+    assert "smol CPU-1: unclear: its socket answers as CPU-7" in ran.err
+
+
+def test_a_rank_that_warms_up_has_weights_to_release(ctl, ranks):
+    stand_ins = [ranks.serve("CPU-0", state=State.LOADING), ranks.serve("CPU-1")]
+    ran = ctl("release", "smol")
+    assert ran.status == 0, ran
+    assert [released(rank) for rank in stand_ins] == [1, 1]
+
+
+def test_what_others_load_while_a_group_is_released_is_no_success(ctl, ranks):
+    rank, other = ranks.serve("CPU-0"), ranks.serve("CPU-1", state=State.RELEASED, **EMPTY)
+
+    def release():
+        rank.become(state=State.RELEASED, **EMPTY)
+        other.become(state=State.LOADING, phase="storing", done=1, total=4)
+        return Done()
+
+    rank.answers[Release] = release
+    ran = ctl("release", "smol")
+    assert ran.status == 1
+    assert "somebody has had these ranks load meanwhile" in ran.err
+    assert "smol CPU-1: loading: storing 1 B of 4 B (25%)" in ran.err
+
+
 def test_engines_that_a_rank_does_not_name_are_counted(ctl, ranks):
     ranks.serve("CPU-0", lease_count=3)
     ran = ctl("release", "smol")
@@ -366,7 +426,7 @@ def test_load_that_takes_too_long(ctl, ranks):
     rank.answers[Load] = begin
     ran = ctl("load", "smol", "--timeout", "0.5")
     assert ran.status == 5
-    assert "smol CPU-0: loading" in ran.err
+    assert "smol CPU-0: loading: 1 B of 4 B (25%)" in ran.err
     assert ctl("load", "smol", "--no-wait").status == 0
 
 

@@ -161,14 +161,36 @@ async def test_no_more_leases_are_parked_than_a_hanging_manager_may_owe(
     notifier, monkeypatch, caplog, told
 ):
     monkeypatch.setattr(parking, "MOST_WAITING", 3)
+    caplog.set_level(logging.INFO)
     ours, theirs = seqpacket.pair()
     with ours, theirs:
         async with working(notifier) as it:
-            for _ in range(5):
-                it.keep_lease(LEASE, ours.fileno())
-            await it.ready()
-    assert told() == [*[("FDSTORE", LEASE.fdname, 1)] * 3, ("READY", "", 0)]
-    assert caplog.text.count("a lease will not outlive this daemon") == 2
+            for _ in range(2):
+                for _ in range(5):
+                    it.keep_lease(LEASE, ours.fileno())
+                it.mark_profiling(LEASE.id, 1.5)
+                await it.ready()
+    assert told() == [*[("FDSTORE", LEASE.fdname, 1)] * 3, ("READY", "", 0)] * 2
+    behind, caught_up = caplog.messages  # of both times: they lie close together
+    assert "neither new leases nor marks" in behind
+    assert "will outlive this daemon" in behind
+    assert "has caught up" in caught_up
+
+
+async def test_a_manager_that_fails_is_told_of_once_and_again_when_it_listens(
+    notifier, told, monkeypatch, caplog
+):
+    monkeypatch.setattr(parking, "BARRIER_S", 0.02)
+    caplog.set_level(logging.INFO)
+    async with working(notifier) as it:
+        for _ in range(3):
+            with pytest.raises(TimeoutError):
+                await it.settle()
+        await it.ready()
+        await it.ready()
+    failing, listens = caplog.messages
+    assert "could not be told what to keep" in failing
+    assert "is told again what to keep" in listens
 
 
 async def test_what_is_called_off_at_the_end_leaves_no_descriptor(notifier):
@@ -219,11 +241,13 @@ async def test_without_a_manager_everything_is_done_at_once(make):
         await it.ready()
 
 
-async def test_a_lease_that_cannot_be_parked_is_none_the_less_granted(notifier, told, caplog):
+async def test_leases_that_cannot_be_parked_are_none_the_less_granted(notifier, told, caplog):
     async with working(notifier) as it:
-        it.keep_lease(LEASE, _closed())
+        for _ in range(3):
+            it.keep_lease(LEASE, _closed())
         await it.ready()
     assert told() == [("READY", "", 0)]
+    assert len(caplog.records) == 1
     assert "the lease of engine will not outlive this daemon" in caplog.text
     assert os.strerror(errno.EBADF) in caplog.text
     assert caplog.records[0].levelno == logging.WARNING

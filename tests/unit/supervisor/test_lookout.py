@@ -331,6 +331,19 @@ async def test_a_group_that_becomes_divided_is_told(ranks, caplog):
         assert [record.levelname for record in warned] == ["WARNING"]
 
 
+async def test_what_a_rank_writes_begins_no_line_of_its_own_in_the_log(ranks, caplog):
+    caplog.set_level(logging.INFO)
+    forged = "g\x1b[2J\nCPU-9 of prod: no weights"
+    async with scene_of(ranks) as scene:
+        scene.expect("CPU-0")
+        scene.start("CPU-0", group=forged, state=State.FAILED, detail=forged)
+        scene.watch()
+        await scene.until(lambda view: rank(view, "CPU-0").condition == "failed")
+    [line] = [record.message for record in caplog.records if "CPU-0" in record.message]
+    assert line.isprintable()
+    assert r"CPU-0 of g\x1b[2J\nCPU-9 of prod: no weights: failed: g" in line
+
+
 async def test_a_rank_that_never_comes_is_warned_of_once(ranks, caplog):
     async with scene_of(ranks, HASTY) as scene:
         scene.expect("CPU-0")

@@ -5,11 +5,12 @@ import pytest
 from preloadd.domain.ids import Instance
 from preloadd.domain.leases import Mode
 from preloadd.domain.lifecycle import State
+from preloadd.domain.lines import one_line
 from preloadd.protocol.messages import LeaseTold, StatusTold
 from preloadd.supervisor.roster import Expected
 from preloadd.supervisor.snapshots import Record, from_told
 from preloadd.supervisor.verdict import Contact, Engine, Snapshot, Unit
-from tests.unit.supervisor.given import told
+from tests.unit.supervisor.given import HOSTILE, told
 
 CPU_0 = Expected(Instance.parse("CPU-0"))
 
@@ -74,6 +75,26 @@ def test_what_a_rank_tells_becomes_its_snapshot():
 def test_nothing_that_is_told_is_left_out_unawares():
     left = set(StatusTold.__struct_fields__) - {field.name for field in fields(Snapshot)}
     assert left == {"leases", "counters", "key", "warmup"}
+
+
+@pytest.mark.parametrize("instance", ["CPU-0", f"CPU-7{HOSTILE}"])
+def test_whatever_a_rank_writes_is_printable_from_here_on(instance):
+    texts = {
+        name
+        for name, kind in StatusTold.__annotations__.items()
+        if kind == "str" and name != "instance"
+    }
+    lease = LeaseTold(
+        id=HOSTILE, client=f"\x1b[2J{HOSTILE}", pid=9, mode=Mode.COPY, generation=HOSTILE
+    )
+    answer = told(instance, **dict.fromkeys(texts, f"\x1b[2J{HOSTILE}"), leases=(lease,))
+    snapshot = from_told(CPU_0, answer)
+    assert snapshot.state is State.SERVING
+    assert (snapshot.problem != "") == (instance != "CPU-0")
+    assert snapshot.group == one_line(answer.group)
+    for value in (snapshot, *snapshot.engines):
+        written = [v for field in fields(value) if isinstance(v := getattr(value, field.name), str)]
+        assert all(text.isprintable() for text in written), written
 
 
 def test_an_answer_in_anothers_name_is_a_problem():

@@ -47,6 +47,11 @@ def test_loaded_units_are_told(manager):
     }
 
 
+def test_what_a_service_wrote_is_printable(manager):
+    shown = SHOWN.replace("no model", "no\x1b[2J model")
+    assert manager(f"cat <<'END'\n{shown}END")(NAMES)[NAMES[0]].status == r"failed: no\x1b[2J model"
+
+
 def test_a_manager_that_fails_is_an_error_and_not_one_without_services(manager):
     with pytest.raises(ServiceManagerError, match="Connection timed out"):
         manager("echo 'Connection timed out' >&2; exit 1")(NAMES)
