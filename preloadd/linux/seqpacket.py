@@ -77,15 +77,34 @@ def adopted(fd: OwnedFd) -> socket.socket:
 
     ProtocolViolation, and `fd` is closed, if it is something else.
     """
+    sock = socket_of(fd)
+    if (sock.family, sock.type) != (socket.AF_UNIX, socket.SOCK_SEQPACKET):
+        sock.close()
+        raise ProtocolViolation("a socket of another kind")
+    return sock
+
+
+def connected(fd: OwnedFd) -> socket.socket:
+    """The same; ProtocolViolation as well if nobody ever was at its other end: it is fresh, or
+    listens. Who has hung up since was there."""
+    with ExitStack() as undo:
+        sock = undo.enter_context(adopted(fd))
+        try:
+            sock.getpeername()
+        except OSError as error:
+            raise ProtocolViolation(f"a socket without a peer: {error.strerror}") from error
+        undo.pop_all()
+    return sock
+
+
+def socket_of(fd: OwnedFd) -> socket.socket:
+    """The socket of whatever kind that was passed as `fd`; as `adopted`."""
     with fd:
         try:
             sock = socket.socket(fileno=fd.fileno())
         except OSError as error:
             raise ProtocolViolation(f"no socket: {error.strerror}") from error
         fd.take()
-    if (sock.family, sock.type) != (socket.AF_UNIX, socket.SOCK_SEQPACKET):
-        sock.close()
-        raise ProtocolViolation("a socket of another kind")
     return sock
 
 
@@ -151,7 +170,8 @@ def listens_unseen(path: Path) -> bool:
             if len(words) == 8 and int(words[3], 16) & _LISTENING:
                 bound = Path(os.fsdecode(words[7]))
                 if bound.name == beside.name and _is_same(bound.parent, beside.parent):
-                    return True
+                    # Since the first look it may have begun to listen, and got its name.
+                    return not os.path.lexists(path)
     return False
 
 

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -28,10 +27,11 @@ except ImportError as error:
 from preloadd.domain.devices import Probe
 from preloadd.domain.ids import device_id
 from preloadd.domain.settings import Memory, RankSettings
-from preloadd.errors import ConfigError, PreloadError
+from preloadd.errors import ConfigError, PreloadError, ProtocolViolation
 from preloadd.linux import logs
-from preloadd.linux.fds import exhausted, is_exhausted
+from preloadd.linux.fds import OwnedFd, exhausted, is_exhausted
 from preloadd.linux.passed import inherited
+from preloadd.linux.seqpacket import connected
 from preloadd.loader.fetch import fetch
 from preloadd.loader.peer import Peer
 from preloadd.loader.pipeline import load
@@ -120,12 +120,13 @@ def _joined(*texts: str) -> str:
 def _obey() -> int:
     """Load what the rank orders over the inherited link."""
     given = inherited(os.environ, os.getpid())
-    link, peers = passed_link(given, "the loader"), given.get(PEER, [])
+    link = passed_link(given, "the loader")
     if link is None:
         return ConfigError().exit_status
     reporter = Reporter(link, clock=time.monotonic)
-    peer = Peer(Link(socket.socket(fileno=peers[0].take()))) if peers else None
+    peer: Peer | None = None
     try:
+        peer = _passed_peer(given.get(PEER, []))
         settings = reporter.order().settings
         logs.configure(
             settings.log_level.upper(), os.environ, identifier=IDENTIFIER, fields=settings.labels
@@ -155,6 +156,19 @@ def _obey() -> int:
         if peer is not None:
             peer.link.close()
     return 0
+
+
+def _passed_peer(passed: Sequence[OwnedFd]) -> Peer | None:
+    """How the peer of the rank is reached, if there is a link for that among what was `passed`;
+    ProtocolViolation if that is none."""
+    if not passed:
+        return None
+    try:
+        return Peer(Link(connected(passed[0])))
+    except ProtocolViolation as error:
+        raise ProtocolViolation(
+            f"the rank passes as {PEER} {error}: it is to pass a socket to talk over"
+        ) from error
 
 
 def _failed(reporter: Reporter, error: PreloadError) -> int:

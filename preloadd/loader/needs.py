@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TextIO
 
-from preloadd.errors import ConfigError
+from preloadd.errors import ConfigError, ProtocolViolation
+from preloadd.linux.fds import OwnedFd
 from preloadd.linux.passed import inherited
+from preloadd.linux.seqpacket import connected
 
 PACKAGES = ("blake3", "msgspec")
 PLACES = "--python, or `python` in the group's file"
@@ -56,12 +57,21 @@ def lacking(
             return 0
         case ["fetch", *_]:
             out.write(f"{why}\n")
-        case [] if links := inherited(environ, os.getpid()).get(_LINK):
-            with socket.socket(fileno=links[0].take()) as link, suppress(OSError):
-                link.send(failed(why))
+        case [] if _tell(inherited(environ, os.getpid()).get(_LINK, []), why):
+            pass
         case _:
             err.write(f"preloadd-loader: {why}\n")
     return status
+
+
+def _tell(links: Sequence[OwnedFd], why: str) -> bool:
+    """Tell the rank at the other end of the link that was passed; whether there was a link."""
+    for passed in links:
+        with suppress(ProtocolViolation), connected(passed) as link:
+            with suppress(OSError):
+                link.send(failed(why))
+            return True
+    return False
 
 
 def failed(why: str) -> bytes:

@@ -22,6 +22,7 @@ from preloadd.domain.manifest import Manifest
 from preloadd.domain.recipe import LAYOUT
 from preloadd.errors import DamagedManifest, ProtocolViolation, ReadFailed
 from preloadd.linux.owner import Owner
+from preloadd.linux.seqpacket import socket_of
 from preloadd.linux.threads import starting
 from preloadd.loader.filling import Filled
 from preloadd.loader.native import Native
@@ -197,7 +198,9 @@ class _Asking(Owner):
                 if self._given is not None and told != self._given:
                     raise PeerLost("it has other weights by now")
                 self._given = told
-                return [socket.socket(fileno=fd.take()) for fd in packet.fds]
+                streams = [undo.enter_context(socket_of(fd)) for fd in packet.fds]
+                undo.pop_all()
+                return streams
         except (OSError, ProtocolViolation) as error:
             raise PeerLost(f"the rank could not ask: {error}") from error
 

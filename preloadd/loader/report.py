@@ -11,7 +11,7 @@ from contextlib import suppress
 from preloadd.errors import PreloadError, ProtocolViolation
 from preloadd.linux.fds import OwnedFd
 from preloadd.linux.memfd import sealed_bytes
-from preloadd.linux.seqpacket import adopted
+from preloadd.linux.seqpacket import connected
 from preloadd.memory.api import WritableChunk
 from preloadd.protocol import codec
 from preloadd.protocol.messages import (
@@ -41,7 +41,7 @@ def passed_link(given: Mapping[str, Sequence[OwnedFd]], who: str) -> Link | None
     passed = given.get(LINK, [])
     if len(passed) == 1:
         with suppress(ProtocolViolation):
-            return Link(adopted(passed[0]))
+            return Link(connected(passed[0]))
     log.error("%s is started by its rank, which passes it a socket to talk over", who)
     return None
 

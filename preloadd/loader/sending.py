@@ -24,7 +24,7 @@ from preloadd.errors import ProtocolViolation
 from preloadd.linux.fds import OwnedFd
 from preloadd.linux.memfd import read_sealed
 from preloadd.linux.owner import Owner
-from preloadd.linux.seqpacket import Packet
+from preloadd.linux.seqpacket import Packet, socket_of
 from preloadd.linux.threads import starting
 from preloadd.linux.waits import limit
 from preloadd.memory.api import Mapper, Mapping
@@ -99,7 +99,7 @@ def _take(packet: Packet, streams: StreamServer) -> None:
         order = decode_order(packet.data)
         if not isinstance(order, StreamOpened) or len(packet.fds) != 1:
             raise ProtocolViolation("the rank gives something else than a stream")
-        streams.start(socket.socket(fileno=packet.fds[0].take()))
+        streams.start(socket_of(packet.fds[0]))
 
 
 class Digests(Owner):

@@ -478,7 +478,7 @@ class Daemon:
 def _parked_lease(name: str, fd: OwnedFd) -> tuple[socket.socket, Peer, Lease]:
     """An engine's connection and lease; takes `fd`. ProtocolViolation, ValueError if it is none."""
     with ExitStack() as undo:
-        sock = seqpacket.adopted(fd)
+        sock = seqpacket.connected(fd)
         undo.callback(sock.close)
         peer = peers.peer(sock)
         lease = Lease.from_fdname(name, pid=peer.pid)

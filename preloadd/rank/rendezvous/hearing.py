@@ -31,9 +31,7 @@ async def _heard(wire: tcp.Wire, decode: Callable[[bytes], M], take: Callable[[M
     frames = Frames()
     try:
         while data := await wire.receive():
-            if wire.finished:
-                continue
-            for frame in frames.receive(data):
+            for frame in () if wire.finished else frames.receive(data):
                 take(decode(frame))
                 if wire.finished:
                     break

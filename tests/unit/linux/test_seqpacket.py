@@ -80,6 +80,36 @@ def test_a_peer_that_left_is_no_pressure(pair: Pair) -> None:
     assert seqpacket.pressure(caught.value) is None
 
 
+def fresh() -> socket.socket:
+    return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+def test_who_has_hung_up_was_connected(pair: Pair) -> None:
+    pair[1].close()
+    with seqpacket.connected(OwnedFd(pair[0].detach())) as sock:
+        assert seqpacket.receive(sock, 10).eof
+
+
+@pytest.mark.parametrize("listens", [False, True])
+def test_what_never_had_a_peer_is_not_connected(socket_dir: Path, listens: bool) -> None:
+    with fresh() as sock:
+        if listens:
+            sock.bind(os.fspath(socket_dir / "s"))
+            sock.listen()
+        seqpacket.adopted(OwnedFd.copy_of(sock.fileno())).close()
+        fd = OwnedFd.copy_of(sock.fileno())
+        with pytest.raises(ProtocolViolation, match="a socket without a peer: Transport endpoint"):
+            seqpacket.connected(fd)
+    assert fd.closed
+
+
+def test_what_is_no_socket_is_closed() -> None:
+    fd = OwnedFd(os.open("/dev/null", os.O_RDONLY))
+    with pytest.raises(ProtocolViolation, match="no socket: "):
+        seqpacket.socket_of(fd)
+    assert fd.closed
+
+
 # Root and CAP_SYS_RESOURCE are exempt from the limit, so the child gives its capabilities up.
 FLOODING = """
 import ctypes, os, resource, sys
@@ -203,6 +233,20 @@ def test_a_socket_that_listens_where_nobody_sees_it(socket_dir: Path) -> None:
             assert seqpacket.listens_unseen(socket_dir / "link" / path.name)
             (socket_dir / "link").unlink()
         assert not seqpacket.listens_unseen(path)
+
+
+def test_a_socket_that_gets_its_name_meanwhile_is_seen(socket_dir: Path, monkeypatch) -> None:
+    path = socket_dir / "rank.sock"
+    with seqpacket.Reservation(path, 0o600) as reserved, ExitStack() as held:
+        read = Path.read_bytes
+
+        def listening(kernels: Path) -> bytes:
+            held.enter_context(reserved.listen(8))
+            return read(kernels)
+
+        monkeypatch.setattr(Path, "read_bytes", listening)
+        assert not seqpacket.listens_unseen(path)
+        assert path.is_socket()
 
 
 def test_all_that_a_killed_daemon_left_is_removed(socket_dir: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import uuid
@@ -22,6 +23,7 @@ from preloadd.protocol import payload
 from tests.checkout import ROOT
 from tests.checkpoints import SHARDS, stored
 from tests.driver_stand_in import build
+from tests.listening import listen
 
 
 @pytest.fixture
@@ -389,7 +391,24 @@ def test_people_are_told_that_it_is_not_for_them(environ, arguments, why):
     assert (done.returncode, done.stdout, why in done.stderr) == (78, "", True), done.stderr
 
 
+def file(_):
+    return Path(os.devnull).open("rb")
+
+
+def unconnected(_):
+    return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+def listening(folder):
+    return listen(folder / "s", 0o600, 1)
+
+
+NO_LINKS = [file, unconnected, listening]
+"""What may be passed by mistake where a connected socket is expected."""
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("no_link", NO_LINKS)
 @pytest.mark.parametrize(
     ("command", "who"),
     [
@@ -398,9 +417,9 @@ def test_people_are_told_that_it_is_not_for_them(environ, arguments, why):
         (["preloadd.loader.vllm.rehearse"], "this engine"),
     ],
 )
-def test_a_link_that_is_no_socket_is_told_in_a_line(environ, tmp_path, command, who):
+def test_a_link_to_nobody_is_told_in_a_line(environ, tmp_path, socket_dir, command, who, no_link):
     with (
-        Path(os.devnull).open("rb") as other,
+        no_link(socket_dir) as other,
         (tmp_path / "log").open("wb") as log,
         spawn(
             [sys.executable, "-m", *command],
@@ -412,6 +431,50 @@ def test_a_link_that_is_no_socket_is_told_in_a_line(environ, tmp_path, command, 
         assert child.wait(60) == 78
     [line] = (tmp_path / "log").read_text().splitlines()
     assert f"{who} is started by its rank, which passes it a socket to talk over" in line
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("no_link", NO_LINKS)
+def test_a_link_to_a_peer_that_is_none_is_told_to_the_rank(
+    ends, environ, settings, socket_dir, no_link
+):
+    rank, sock = ends
+    with (
+        no_link(socket_dir) as other,
+        spawn(
+            [sys.executable, "-m", "preloadd.loader"],
+            environ=environ,
+            fds=[("link", sock.fileno()), ("peer", other.fileno())],
+        ) as child,
+    ):
+        sock.close()
+        with suppress(ConnectionError):
+            rank.order(settings)
+        (failed,) = rank.heard()
+        assert child.wait(10) == 76
+    assert failed.code == "protocol"
+    assert "the rank passes as peer " in failed.detail
+    assert "it is to pass a socket to talk over" in failed.detail
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("no_link", NO_LINKS)
+def test_a_python_without_the_packages_and_a_link_to_nobody_tells_people(
+    environ, tmp_path, socket_dir, no_link
+):
+    with (
+        no_link(socket_dir) as other,
+        (tmp_path / "log").open("wb") as log,
+        spawn(
+            [*BARE, "-m", "preloadd.loader"],
+            environ=environ,
+            fds=[("link", other.fileno())],
+            stderr=log.fileno(),
+        ) as child,
+    ):
+        assert child.wait(60) == 78
+    [line] = (tmp_path / "log").read_text().splitlines()
+    assert line.startswith(f"preloadd-loader: {sys.executable} cannot run a loader")
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ The rest, over sockets that break and senders that die, is in tests/process/test
 """
 
 import dataclasses
+import os
 import socket
 import threading
 import time
@@ -163,6 +164,23 @@ def test_without_a_rank_it_is_left_to_the_disk(target, caplog):
             peer = Peer(link, Rule(enough_s=0.0))
             assert fill_native(peer, native, target.key, HostFiller(), reporter) is None
     assert "no weights from a peer, they are read from the disk" in caplog.text
+
+
+def test_a_rank_whose_streams_are_none_leaves_it_to_the_disk(target, caplog):
+    ours, theirs = seqpacket.pair()
+    given = PeerGiven(generation="0" * 32, manifest=1, chunks=(1,))
+    with ExitStack() as undo:
+        end, link = (undo.enter_context(closing(Link(sock))) for sock in (ours, theirs))
+        near, far = (OwnedFd(sock.detach()) for sock in socket.socketpair())
+        undo.callback(near.close)
+        undo.callback(far.close)
+        other = undo.enter_context(OwnedFd(os.open(os.devnull, os.O_RDONLY)))
+        end.send(codec.encode(given), [near, other])
+        with target.reporting() as reporter:
+            peer = Peer(link, Rule(enough_s=0.0))
+            filled = fill_native(peer, target.native, target.key, HostFiller(), reporter)
+    assert filled is None
+    assert "the rank could not ask: no socket: " in caplog.text
 
 
 @pytest.mark.parametrize("dripping", [False, True])

@@ -236,6 +236,15 @@ def test_a_stream_before_the_order_is_a_violation(ranks):
     assert isinstance(rank.raised[0], ProtocolViolation)
 
 
+def test_a_stream_that_is_no_socket_is_a_violation(rank):
+    with OwnedFd(os.open(os.devnull, os.O_RDONLY)) as other:
+        rank.link.send(codec.encode(StreamOpened()), [other])
+    assert rank.ended()
+    (error,) = rank.raised
+    assert isinstance(error, ProtocolViolation)
+    assert "no socket" in str(error)
+
+
 def test_chunks_of_another_size_are_not_sent(ranks):
     rank = ranks()
     rank.order(sizes=(NBYTES * 2,))

@@ -232,6 +232,22 @@ async def test_what_is_no_lease_is_dropped_alone(daemon, notifier, make, parked,
     assert dropped == set(junk)
 
 
+@pytest.mark.parametrize("listens", [False, True])
+async def test_a_connection_without_an_engine_is_no_lease(
+    daemon, notifier, make, parked, path, told, caplog, listens
+):
+    lost = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if listens:
+        lost.bind(os.fspath(path.with_name("lost")))
+        lost.listen()
+    every = parked(make()) | {LEASE.fdname: [OwnedFd(lost.detach())]}
+    async with living(daemon(notifier), every, path, told) as life:
+        assert (await life.status()).lease_count == 0
+    dropped = {name for verb, name, _ in life.said if verb == "FDSTOREREMOVE"}
+    assert dropped == {LEASE.fdname}
+    assert f"what was parked as {LEASE.fdname} is no lease: a socket without a peer" in caplog.text
+
+
 async def test_what_was_released_stays_so(daemon, notifier, path, told):
     mark = {"released": [sealed_bytes("x", b"")]}
     async with living(daemon(notifier), mark, path, told) as life:

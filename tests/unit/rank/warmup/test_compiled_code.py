@@ -14,6 +14,7 @@ from preloadd.engine import bundles
 from preloadd.protocol.messages import Warmable
 from preloadd.rank.warmup.claim import NAME, Claim
 from preloadd.rank.warmup.compiled_code import CompiledCode
+from preloadd.transport.threads import settle
 from preloadd.warmup.bundles.manifest import BadBundle
 from preloadd.warmup.seeding.compile_cache import BUNDLE, KIND, WHOLE
 from preloadd.warmup.seeding.kinds import Outcome, Seeded, Unfit
@@ -37,6 +38,7 @@ def stores(tmp_path):
     (tmp_path / "shared").mkdir()
     with open_stores([f"file:{tmp_path / 'shared'}"], {}) as made:
         yield made
+        settle(20)  # what was begun in a thread still asks them
 
 
 def code(stores=None, *, trusted=True, fetch=None):
