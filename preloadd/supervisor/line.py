@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from pathlib import Path
 from typing import Self
@@ -54,6 +55,11 @@ class Line(Owner):
         except OSError as error:
             raise not_connected(path, error, 0) from error
         return cls(sock, path)
+
+    @property
+    def is_found(self) -> bool:
+        """Whether there is a socket still where others would look for this rank's."""
+        return os.path.lexists(self._path)
 
     async def ask(self) -> None:
         """Send the question. Unavailable if the rank has gone."""

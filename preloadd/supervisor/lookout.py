@@ -251,9 +251,9 @@ class _Post:
                 await anyio.sleep(self._pace.ask)
 
     async def _converse(self) -> None:
-        """Ask over one connection, as long as there are answers."""
+        """Ask over one connection, as long as there are answers, and engines could ask as well."""
         with await Line.open(self._path) as line:
-            while True:
+            while line.is_found:
                 told = await self._ask(line)
                 wall = datetime.now(UTC).timestamp()
                 self.record.answered(told, now=anyio.current_time(), wall=wall)

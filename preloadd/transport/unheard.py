@@ -25,7 +25,7 @@ def unheard(socket: Path, pid: int) -> tuple[Unheard, str]:
     if listens_unseen(socket):
         return Unheard.HIDDEN, (
             f"process {pid} serves, but its socket {socket} was removed, and nobody finds it: "
-            "`preloadctl restart`, or end its `preloadd run` and start that again"
+            "end its `preloadd run` and start that again, or `preloadctl restart` with systemd"
         )
     text = f"process {pid} runs and does not listen yet: see its log for how far it is"
     return Unheard.STARTING, text

@@ -128,6 +128,17 @@ async def test_the_first_look_has_everything_in_the_order_wanted(ranks):
         assert [device.id for device in view.devices] == ["host"]
 
 
+async def test_a_rank_that_answers_where_nobody_else_finds_it_is_told_of(ranks):
+    async with scene_of(ranks) as scene:
+        scene.expect("CPU-0")
+        scene.start("CPU-0")
+        scene.watch()
+        await scene.until(lambda view: rank(view, "CPU-0").state is State.SERVING)
+        (ranks.socket_dir / "CPU-0" / "rank.sock").unlink()
+        view = await scene.until(lambda view: rank(view, "CPU-0").condition == "absent")
+        assert "there is no socket" in rank(view, "CPU-0").problem
+
+
 async def test_looking_costs_the_ranks_nothing(ranks):
     async with scene_of(ranks) as scene:
         scene.expect("CPU-0")
