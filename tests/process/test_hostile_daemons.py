@@ -164,7 +164,12 @@ def manifest_with_a_flipped_byte(grant: Grant) -> None:
 
 
 def manifest_of_noise(grant: Grant) -> None:
-    grant.put(0, memfd.sealed_bytes("manifest", b"noise" * 100))
+    grant.put(0, memfd.sealed_bytes("manifest", b"x" * os.fstat(grant.fds[0].fileno()).st_size))
+
+
+def manifest_of_another_size(grant: Grant) -> None:
+    data = os.pread(grant.fds[0].fileno(), 1 << 20, 0)
+    grant.put(0, memfd.sealed_bytes("manifest", data[:-1]))
 
 
 def manifest_is_a_device(grant: Grant) -> None:
@@ -247,6 +252,7 @@ def views_beyond_their_storage(grant: Grant) -> None:
         (manifest_unsealed, ProtocolViolation, "a payload came unsealed"),
         (manifest_with_a_flipped_byte, DamagedManifest, "digest does not match"),
         (manifest_of_noise, DamagedManifest, "no manifest of this version"),
+        (manifest_of_another_size, DamagedManifest, r"a manifest of \d+ bytes, and sent \d+"),
         (manifest_is_a_device, ProtocolViolation, "something else than a memfd"),
         (manifest_of_another_key, Mismatch, "tp_size: daemon has '4', engine wants '1'"),
         (manifest_of_another_checkpoint, Mismatch, "checkpoint: daemon has 'sampled-1:00'"),
