@@ -99,7 +99,7 @@ def _without_draft(group: Group, document: Document) -> Iterator[str]:
     key, why = "draft.enabled", "is false: engines load the draft from disk"
     if found.why_not_held:
         key, why = draft_key(group.engine_args, found, "method"), found.why_not_held
-    yield f"{document.written(key) or document.path}: {key} {why}"
+    yield f"{document.home(key)}: {key} {why}"
 
 
 def _host_faults(host: HostSettings, found: Survey) -> Iterator[Fault]:

@@ -36,7 +36,7 @@ def layers_of(document: Document) -> Layers:
     """What the file says, with the sizes that only its engine's arguments tell."""
     layers = Layers()
     for size in _division(document).sizes:
-        where = document.written(_key(size.written)) or str(document.path)
+        where = document.home(_key(size.written))
         layers.lay(where, {PARALLEL: {size.key: size.value}})
     document.lay_over(layers)
     return layers

@@ -84,6 +84,10 @@ class Document(NamedTuple):
         table it is the last that says anything in it."""
         return next(iter(self._writers(key)), None)
 
+    def home(self, key: str) -> str:
+        """The file that says `key`, or else the main one."""
+        return self.written(key) or str(self.path)
+
     def fault(self, key: str, text: str, *beside: str) -> Fault:
         """What is wrong with `key`, at the file that says it; `text` names the keys `beside` too.
 

@@ -249,14 +249,9 @@ def _contested(documents: list[Document]) -> Iterator[Fault]:
     for document in documents:
         name, mine = claims(document)
         if (first := names.setdefault(name, document)) is not document:
-            text = f"{name!r} is the group of {_home(first, 'name')} (rename one of them)"
+            text = f"{name!r} is the group of {first.home('name')} (rename one of them)"
             yield document.fault("name", text)
         for device in dict.fromkeys(mine):
             if (first := devices.setdefault(device, document)) is not document:
-                text = f"{device} is given to the group of {_home(first, 'gpus')}"
+                text = f"{device} is given to the group of {first.home('gpus')}"
                 yield document.fault("gpus", f"{text} (remove it from one of them)")
-
-
-def _home(document: Document, key: str) -> str:
-    """The file of a group that says `key`, or else its main one."""
-    return document.written(key) or str(document.path)

@@ -45,6 +45,12 @@ def code(stores=None, *, trusted=True, fetch=None):
     return CompiledCode(trusted=trusted, stores=lambda: stores, fetch=fetch, wall=lambda: 0.0)
 
 
+async def until(holds):
+    with anyio.fail_after(20):
+        while not holds():  # noqa: ASYNC110 - nothing tells
+            await anyio.sleep(0.01)
+
+
 class Hanging:
     """Paths that end with `end` are not opened until `let`; `asked` once one is to be."""
 
@@ -60,9 +66,7 @@ class Hanging:
         monkeypatch.setattr(os, "open", hanging)
 
     async def asked(self) -> None:
-        with anyio.fail_after(20):
-            while not self._asked.is_set():  # noqa: ASYNC110 - a thread tells
-                await anyio.sleep(0.01)
+        await until(self._asked.is_set)
 
     def let(self) -> None:
         """Have them opened, and wait until whoever was to has done what it does with them."""
@@ -77,9 +81,7 @@ async def working(one, word):
     """`one` at work, until it tells of something with that word."""
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(one.work)
-        with anyio.fail_after(20):
-            while not any(word in line for line in one.told()):  # noqa: ASYNC110
-                await anyio.sleep(0.01)
+        await until(lambda: any(word in line for line in one.told()))
         yield
         tasks.cancel_scope.cancel()
 
@@ -161,9 +163,7 @@ async def test_without_trust_nothing_is_given_or_fetched_but_kept_in_mind(root, 
     await rehearsed(one, told, root)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(one.work)
-        with anyio.fail_after(20):
-            while not (root / "preloadd-bundles.json").exists():  # noqa: ASYNC110
-                await anyio.sleep(0.01)
+        await until((root / "preloadd-bundles.json").exists)
         tasks.cancel_scope.cancel()
     assert one.kind.resolve({"config_hash": HASH}) is None
     assert one.answer_of(HASH) == one.bundle_of(HASH) == {}
@@ -234,21 +234,13 @@ async def test_what_a_store_has_lost_it_gets_again_once_somebody_was_told_of_it(
         (emptied,) = tmp_path.rglob("bundle.tar")
         shutil.rmtree(emptied.parent)
         source.kind.resolve({"config_hash": HASH})
-        with anyio.fail_after(20):
-            while stores.find(payload["key"]) is None:  # noqa: ASYNC110 - nothing tells
-                await anyio.sleep(0.01)
+        await until(lambda: stores.find(payload["key"]))
 
 
 @pytest.fixture
 def looking(monkeypatch):
     """Looks follow one another at once."""
     monkeypatch.setattr("preloadd.rank.warmup.compiled_code._LOOK_S", 0.02)
-
-
-async def until(holds):
-    with anyio.fail_after(20):
-        while not holds():  # noqa: ASYNC110 - nothing tells
-            await anyio.sleep(0.01)
 
 
 def asked_of(source, config_hash=HASH):
@@ -445,9 +437,7 @@ async def test_an_engine_on_the_host_takes_it_over(root, told, tmp_path):
     asked = []
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(one.work)
-        with anyio.fail_after(20):
-            while not one.answer_of(HASH):  # noqa: ASYNC110
-                await anyio.sleep(0.01)
+        await until(lambda: one.answer_of(HASH))
         tasks.cancel_scope.cancel()
 
     def ask(kind, limit):
